@@ -1,0 +1,119 @@
+"""The Python way in: the same keys as the config."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polyfed import config as config_room
+from polyfed.engines.zygote import WORKER
+from polyfed.errors import InputError
+
+if TYPE_CHECKING:
+    from polyfed.config import Config
+    from polyfed.core.method import Method
+    from polyfed.data.dataset import Dataset
+    from polyfed.experiment import Observer
+
+
+def run(
+    source: str | Path | Mapping[str, Any] = "quickstart",
+    *,
+    data: Dataset | Mapping[str, Any] | None = None,
+    method: str | type[Method] | Method | Mapping[str, Any] | None = None,
+    out: str | Path | None = None,
+    observers: Sequence[Observer] = (),
+    **overrides: Any,
+) -> dict[str, Any]:
+    """Run an experiment and give its result: a config file, a preset or a mapping, with keys on top.
+
+    `data` may be an open dataset, `method` a class of your own or an object of it.
+    """
+    from polyfed.data.dataset import Dataset
+
+    if os.environ.get(WORKER):
+        raise InputError(
+            "polyfed.run was called while a worker imported this file; put the call under if __name__ == '__main__':"
+        )
+    raw = dict(source) if isinstance(source, Mapping) else config_room.find(source)
+    for key, value in overrides.items():
+        config_room.put(raw, [key], value, key)
+    if method is not None:
+        raw["method"] = _method_entry(method)
+        raw["imports"] = [*raw.get("imports", []), *_method_imports(method)]
+    if isinstance(data, Dataset):
+        config_room.put(raw, ["data", "dataset"], data.name, "data")
+    elif data is not None:
+        config_room.put(raw, ["data"], dict(data), "data")
+    return run_config(
+        config_room.parse(raw),
+        out=Path(out) if out else None,
+        data=data if isinstance(data, Dataset) else None,
+        observers=observers,
+    )
+
+
+def run_config(
+    config: Config, *, out: Path | None = None, data: Dataset | None = None, observers: Sequence[Observer] = ()
+) -> dict[str, Any]:
+    """Run a checked config. A run that is already finished is not run again."""
+    from polyfed import catalogue, federation
+    from polyfed.experiment import Experiment, open_folder, versions
+
+    folder = open_folder(out or Path("runs") / config.run_name, config)
+    finished = folder.result()
+    if finished is not None:
+        return finished
+    if data is None:
+        made = federation.from_config(config)
+    else:
+        federation.import_all(config.imports)
+        made = federation.from_parts(config, catalogue.make(config.method), federation.assign_models(config), data)
+    experiment = Experiment(made, folder, list(observers))
+    if not folder.exists():
+        folder.create({**config.to_dict(), "name": config.run_name, "versions": versions()})
+    return experiment.run()
+
+
+def resume(path: str | Path, *, observers: Sequence[Observer] = ()) -> dict[str, Any]:
+    """Go on from the last checkpoint of a run; a finished run gives its result."""
+    from polyfed.runs.folder import RunFolder
+
+    folder = RunFolder(Path(path))
+    raw = folder.config()
+    raw.pop("versions", None)
+    return run_config(config_room.parse(raw, str(folder.config_file)), out=folder.path, observers=observers)
+
+
+def _method_entry(method: Any) -> Any:
+    if isinstance(method, str):
+        return {"name": method}
+    if isinstance(method, Mapping):
+        return dict(method)
+    fields = {} if isinstance(method, type) else dataclasses.asdict(method)
+    return {"name": method.name, **fields}
+
+
+def _method_imports(method: Any) -> list[str]:
+    """The file or module that a worker must import to have this method too."""
+    if isinstance(method, str | Mapping):
+        return []
+    kind: Any = method if isinstance(method, type) else type(method)
+    if not kind.name:
+        raise InputError(f'the method {kind.__qualname__} has no name; put @register("name") above its class')
+    if kind.__module__.startswith("polyfed."):
+        return []
+    if kind.__module__ != "__main__":
+        return [kind.__module__]
+    import __main__
+
+    file = getattr(__main__, "__file__", None)
+    if file is None:
+        raise InputError(
+            f"the method {kind.__qualname__} was defined where workers cannot import it; put it into a file, or use "
+            "engine={'name': 'serial'}"
+        )
+    return [str(Path(file).resolve())]

@@ -1,0 +1,272 @@
+"""The config: every key, its type and its default. Unknown keys and wrong types are refused in one sentence."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from polyfed.errors import InputError, nearest
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True)
+
+
+class DataConfig(_Section):
+    """What is learned from, and how it is shared out."""
+
+    dataset: str = "digits"
+    root: str | None = None
+    partition: dict[str, Any] = Field(default_factory=lambda: {"scheme": "dirichlet", "alpha": 0.1})
+    test_fraction: float = Field(0.25, ge=0, lt=1)
+    personal_test: Literal["held-out", "matched"] = "held-out"
+    limit: int | None = Field(None, ge=1)
+    test_limit: int | None = Field(None, ge=1)
+
+
+class ModelsConfig(_Section):
+    """Which client gets which architecture."""
+
+    group: str | list[str | dict[str, Any]] = "tiny4"
+    clients: list[str | dict[str, Any]] | None = None
+    assign: Literal["round-robin", "blocks", "random"] = "round-robin"
+    feature_dim: int | None = Field(None, ge=1)
+    shared_init: bool = False
+
+
+class TrainConfig(_Section):
+    """How clients train."""
+
+    epochs: int = Field(1, ge=0)
+    steps: int | None = Field(None, ge=1)
+    batch_size: int = Field(10, ge=1)
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    lr: float = Field(0.01, gt=0)
+    momentum: float = Field(0.0, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0)
+    clip_norm: float | None = Field(None, gt=0)
+
+
+class EvaluateConfig(_Section):
+    """What is measured, and how often. The last round is always measured."""
+
+    every: int = Field(1, ge=1)
+    personal: bool = True
+    global_: bool = Field(True, alias="global")
+
+
+class EngineConfig(_Section):
+    """Where clients run."""
+
+    name: Literal["serial", "pool"] = "pool"
+    workers: int | Literal["auto"] = "auto"
+    memory_budget: int | str = "2GB"  # states of live clients per worker, before they are left to the disk
+    timeout: float | None = Field(None, gt=0)  # seconds one client may take for one call
+    message_limit: int | str = "4GB"
+
+    @field_validator("workers")
+    @classmethod
+    def _some_workers(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and value < 1:
+            raise ValueError("at least 1 worker is needed")
+        return value
+
+    @field_validator("memory_budget", "message_limit")
+    @classmethod
+    def _a_size(cls, value: int | str) -> int | str:
+        size_in_bytes(value)
+        return value
+
+
+class FailuresConfig(_Section):
+    """What to do when clients do not answer."""
+
+    min_replies: int = Field(1, ge=0)
+    on_too_few: Literal["stop", "repeat"] = "stop"
+    repeats: int = Field(2, ge=0)
+
+
+class CheckpointConfig(_Section):
+    """How much work a kill may cost: a checkpoint is written after a round when the last one is this old."""
+
+    seconds: float = Field(10.0, ge=0)
+
+
+class Config(_Section):
+    """A whole experiment."""
+
+    name: str | None = None
+    method: dict[str, Any] = Field(default_factory=lambda: {"name": "fedproto"})
+    splitting: Literal["none"] = "none"
+    server_filter: Literal["none"] = "none"
+    data: DataConfig = DataConfig()
+    models: ModelsConfig = ModelsConfig()
+    clients: int = Field(20, ge=1)
+    participation: float = Field(1.0, gt=0, le=1)
+    rounds: int = Field(10, ge=1)
+    train: TrainConfig = TrainConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    engine: EngineConfig = EngineConfig()
+    failures: FailuresConfig = FailuresConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    privacy: None = None
+    imports: list[str] = Field(default_factory=list)  # modules or files that register methods and models
+    seed: int = Field(0, ge=0)
+
+    @field_validator("name")
+    @classmethod
+    def _a_folder_name(cls, value: str | None) -> str | None:
+        if value is not None and (not value or value in {".", ".."} or "/" in value or "\0" in value):
+            raise ValueError("the name of a run becomes a folder, so it cannot be empty or hold '/'")
+        return value
+
+    @property
+    def per_round(self) -> int:
+        """How many clients take part in a round."""
+        return round(self.participation * self.clients)
+
+    @property
+    def run_name(self) -> str:
+        return self.name or f"{self.method['name']}-{self.data.dataset}-seed{self.seed}-{self.hash()[:6]}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, with defaults written out, under the keys a user writes."""
+        return self.model_dump(mode="json", by_alias=True)
+
+    def hash(self) -> str:
+        """Equal for configs that must lead to equal results: name, engine and checkpoints do not count."""
+        counted = {k: v for k, v in self.to_dict().items() if k not in {"name", "engine", "checkpoint"}}
+        return hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()
+
+
+def parse(raw: Mapping[str, Any], where: str = "config") -> Config:
+    """A config from what a user wrote; the first thing that is wrong becomes one sentence."""
+    entries = dict(raw)
+    if isinstance(entries.get("method"), str):
+        entries["method"] = {"name": entries["method"]}
+    try:
+        config = Config.model_validate(entries)
+    except ValidationError as error:
+        raise InputError(f"{where}: {_sentence(error)}") from None
+    if not isinstance(config.method.get("name"), str):
+        raise InputError(f"{where}: method has no name; write method: {{name: fedproto}}")
+    if config.per_round < 1:
+        raise InputError(
+            f"{where}: participation {config.participation:g} of {config.clients} clients selects nobody; "
+            f"use at least {1 / config.clients:g}"
+        )
+    if config.failures.min_replies > config.per_round:
+        raise InputError(
+            f"{where}: failures.min_replies is {config.failures.min_replies}, but only {config.per_round} clients "
+            "take part in a round"
+        )
+    return config
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file."""
+    try:
+        raw = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise InputError(f"the config {path} cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"the config {path} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(raw, dict):
+        raise InputError(f"the config {path} holds a {type(raw).__name__}, expected a mapping of keys to values")
+    return raw
+
+
+def preset_names() -> list[str]:
+    return sorted(path.stem for path in (Path(__file__).parent / "presets").glob("*.yaml"))
+
+
+def find(source: str | Path) -> dict[str, Any]:
+    """The raw config in a file, or of a preset by its name."""
+    path = Path(source)
+    if path.suffix in {".yaml", ".yml"} or path.exists():
+        return read_file(path)
+    name = str(source)
+    if name in preset_names():
+        return read_file(Path(__file__).parent / "presets" / f"{name}.yaml")
+    raise InputError(f"there is no file and no preset called '{name}': {nearest(name, preset_names())}")
+
+
+def override(raw: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """Apply 'a.b=value' overrides; values are read as YAML."""
+    result = json.loads(json.dumps(dict(raw)))
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise InputError(f"the override '{text}' is not of the form key=value, such as train.lr=0.05")
+        try:
+            parsed = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise InputError(f"the value of the override '{text}' is not YAML") from None
+        put(result, key.split("."), parsed, text)
+    return dict(result)
+
+
+def put(tree: dict[str, Any], keys: list[str], value: Any, text: str) -> None:
+    """Set one nested key. `method=NAME` chooses another method, so it lets go of the old one's fields."""
+    for key in keys[:-1]:
+        inner = tree.get(key)
+        if isinstance(inner, str) and key == "method":
+            inner = {"name": inner}
+        if inner is None:
+            inner = {}
+        if not isinstance(inner, dict):
+            raise InputError(f"the override '{text}' goes into '{key}', which is {inner!r} and has no keys")
+        tree[key] = inner
+        tree = inner
+    last = keys[-1]
+    old = tree.get(last)
+    if isinstance(old, dict) and isinstance(value, dict):
+        value = {**old, **value}
+    tree[last] = value
+
+
+def size_in_bytes(value: int | str) -> int:
+    """2147483648, '2GB', '500 MB': a number of bytes."""
+    if isinstance(value, int):
+        return value
+    units = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
+    text = value.strip().upper()
+    for unit in sorted(units, key=len, reverse=True):
+        if text.endswith(unit):
+            try:
+                return int(float(text[: -len(unit)]) * units[unit])
+            except ValueError:
+                break
+    raise ValueError("expected a number of bytes or a size such as 2GB")
+
+
+def _sentence(error: ValidationError) -> str:
+    problem = error.errors()[0]
+    place = [
+        str(part) for part in problem["loc"] if not str(part).startswith(("int", "str", "list[", "literal", "dict["))
+    ]
+    key = ".".join(place)
+    if problem["type"] == "extra_forbidden":
+        section = _section(place[:-1])
+        known = [field.alias or name for name, field in section.model_fields.items()]
+        inside = f" in '{'.'.join(place[:-1])}'" if place[:-1] else ""
+        return f"unknown key '{place[-1]}'{inside}; {nearest(place[-1], known)}"
+    said = problem["msg"].removeprefix("Value error, ")
+    said = (said[0].lower() + said[1:]).replace("input should be", "expected")
+    return f"{key} is {problem['input']!r}: {said}"
+
+
+def _section(place: list[str]) -> type[BaseModel]:
+    section: type[BaseModel] = Config
+    for key in place:
+        found = next((f for n, f in section.model_fields.items() if (f.alias or n) == key), None)
+        if found is None or not isinstance(found.annotation, type) or not issubclass(found.annotation, BaseModel):
+            break
+        section = found.annotation
+    return section

@@ -1,0 +1,110 @@
+"""A client for the length of one step: its model, its data, its memory, and its random streams."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polyfed.core import rng
+from polyfed.core.payload import Payload, State, Weights, view
+from polyfed.core.profile import Profile
+from polyfed.core.tables import ClassTable, class_means
+from polyfed.models.split import SplitModel
+from polyfed.training import Fit, Loss, Samples, TrainSettings, fit
+from polyfed.training.samples import EVALUATION_BATCH
+
+
+@dataclass
+class Client:
+    """One client. What it keeps between steps is its model and `state`; nothing else survives."""
+
+    profile: Profile
+    model: SplitModel
+    train: Samples
+    test: Samples
+    settings: TrainSettings
+    state: State = field(default_factory=dict)
+    # where we are; set by the host before every step
+    seed: int = 0
+    round: int = 0
+    step: str = ""
+    fits: list[Fit] = field(default_factory=list)  # what was trained in this step, for the record
+
+    @property
+    def name(self) -> str:
+        return self.profile.name
+
+    @property
+    def classes(self) -> int:
+        return self.profile.classes
+
+    @property
+    def memory(self) -> Payload:
+        """Typed access to `state`."""
+        return view(self.state)
+
+    def stream(self, purpose: str) -> torch.Generator:
+        """The random stream of this client, round and step for a purpose."""
+        return rng.generator(self.seed, purpose, self.name, self.round, self.step)
+
+    # training
+
+    def fit(
+        self,
+        loss: Loss | None = None,
+        *,
+        samples: Samples | None = None,
+        modules: Iterable[nn.Module] | None = None,
+        parameters: Iterable[nn.Parameter] | None = None,
+        adjust: Callable[[], None] | None = None,
+        purpose: str = "fit",
+        **settings: object,
+    ) -> Fit:
+        """Train on this client's data; without a loss, by cross-entropy. Keywords override `train` of the config."""
+        done = fit(
+            [self.model] if modules is None else modules,
+            loss or self.cross_entropy,
+            self.train if samples is None else samples,
+            dataclasses.replace(self.settings, **settings),  # type: ignore[arg-type]
+            self.stream(purpose),
+            parameters=parameters,
+            adjust=adjust,
+        )
+        self.fits.append(done)
+        return done
+
+    def cross_entropy(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self.model(x), y)
+
+    # looking at its own data, without gradients and in evaluation mode
+
+    def clean_pass(self, samples: Samples | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """All training samples in stored order, with the model in evaluation mode."""
+        self.model.eval()
+        yield from (self.train if samples is None else samples).batches(EVALUATION_BATCH)
+
+    def class_means(self, vector: Callable[[Tensor], Tensor], width: int, *, min_count: int = 1) -> ClassTable:
+        """Class means of `vector(x)` over all training samples, after training."""
+        return class_means(self.clean_pass(), vector, self.classes, width, min_count)
+
+    # weights
+
+    def load(self, weights: Mapping[str, Tensor], into: nn.Module | None = None) -> None:
+        """Copy named weights into the model, or into a part of it."""
+        copy_into(into or self.model, weights)
+
+
+def weights_of(module: nn.Module) -> Weights:
+    """A detached copy of a module's state (R2)."""
+    return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+
+
+@torch.no_grad()
+def copy_into(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Copy values in place, so that memory layouts and optimiser references stay."""
+    module.load_state_dict(weights, strict=True)

@@ -1,0 +1,219 @@
+"""Payloads to bytes and back: safetensors for the tensors, JSON for the rest, a digest over both. No pickle.
+
+A frame is `PF1\\0 | sha256 of what follows | length of the JSON (8 bytes, little endian) | JSON | safetensors`.
+The JSON names the scalars, and the classes of every class table: which rows exist is the table's shape. What a
+field is said to weigh (`Frame.fields`) is the bytes of its tensors; the rest of the frame is its overhead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from polyfed.core.payload import Payload, Scalar, Value
+from polyfed.core.tables import ClassTable
+from polyfed.errors import PayloadError
+
+MAGIC = b"PF1\0"
+_START = len(MAGIC) + 32
+# what safetensors calls the types that may travel, and the bytes of one number
+TYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+@dataclass(frozen=True)
+class Frame:
+    """An encoded payload, and what each of its fields weighs."""
+
+    data: bytes
+    fields: dict[str, int]
+
+    @property
+    def overhead(self) -> int:
+        return len(self.data) - sum(self.fields.values())
+
+    @property
+    def digest(self) -> str:
+        return self.data[len(MAGIC) : _START].hex()
+
+
+@dataclass(frozen=True)
+class Described:
+    """One tensor as the header announces it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Announced:
+    """What a frame says it holds, read from its headers before any tensor is made."""
+
+    tensors: dict[str, Described]  # by path, 'field/name'
+    tables: dict[str, tuple[tuple[int, ...], bool]]  # path -> (classes, has counts)
+    scalars: dict[str, Scalar]
+    empty: tuple[str, ...]  # paths of mappings without entries
+
+    def sizes(self) -> dict[str, int]:
+        """What each field weighs: the bytes of its tensors."""
+        fields = {field_of(path): 0 for path in (*self.scalars, *self.tables, *self.empty)}
+        for path, item in self.tensors.items():
+            fields[field_of(path)] = fields.get(field_of(path), 0) + math.prod(item.shape) * TYPES[item.dtype]
+        return fields
+
+
+def field_of(path: str) -> str:
+    """The top-level field a path belongs to."""
+    return path.split("/")[0].split("#")[0]
+
+
+def encode(payload: Mapping[str, Value]) -> Frame:
+    """The frame of a payload; refuses anything that is not a tensor, a class table or a JSON scalar."""
+    tensors: dict[str, Tensor] = {}
+    scalars: dict[str, Scalar] = {}
+    tables: dict[str, list[object]] = {}
+    empty: list[str] = []
+    memory: set[int] = set()
+
+    def walk(path: str, value: object) -> None:
+        if isinstance(value, Tensor):
+            tensors[path] = _plain(path, value, memory)
+        elif isinstance(value, ClassTable):
+            tables[path] = [value.classes.tolist(), value.counts is not None]
+            tensors[path + "#values"] = _plain(path, value.values, memory)
+            if value.counts is not None:
+                tensors[path + "#counts"] = value.counts.to(torch.int32)
+        elif isinstance(value, Mapping):
+            if not value:
+                empty.append(path)
+            for key, item in value.items():
+                walk(f"{path}/{_key(path, key)}", item)
+        elif value is None or isinstance(value, bool | int | float | str):
+            scalars[path] = value
+        else:
+            raise PayloadError(
+                f"the field '{path}' is a {type(value).__name__}; only tensors, class tables, JSON scalars "
+                "and mappings of them can be sent or kept"
+            )
+
+    for name, value in payload.items():
+        walk(_key("", name), value)
+    head = json.dumps(
+        {"scalars": scalars, "tables": tables, "empty": sorted(empty)}, sort_keys=True, separators=(",", ":")
+    ).encode()
+    body = len(head).to_bytes(8, "little") + head + safetensors.torch.save(dict(sorted(tensors.items())))
+    fields: dict[str, int] = dict.fromkeys(payload, 0)
+    for path, tensor in tensors.items():
+        fields[field_of(path)] += tensor.numel() * tensor.element_size()
+    return Frame(MAGIC + hashlib.sha256(body).digest() + body, fields)
+
+
+def announce(data: bytes, *, limit: int | None = None) -> Announced:
+    """Check a frame's size, digest and headers, and say what it holds, without making a tensor."""
+    if limit is not None and len(data) > limit:
+        raise PayloadError(f"the message has {len(data):,} bytes; at most {limit:,} are allowed")
+    if len(data) < _START + 16 or not data.startswith(MAGIC):
+        raise PayloadError(f"not a polyfed message: {len(data)} bytes that begin with {bytes(data[:4])!r}")
+    if hashlib.sha256(memoryview(data)[_START:]).digest() != data[len(MAGIC) : _START]:
+        raise PayloadError("the message is damaged: its digest does not match its content")
+    try:
+        head_end = _START + 8 + int.from_bytes(data[_START : _START + 8], "little")
+        head = json.loads(data[_START + 8 : head_end])
+        tensor_end = head_end + 8 + int.from_bytes(data[head_end : head_end + 8], "little")
+        listed = json.loads(data[head_end + 8 : tensor_end])
+        tensors = {
+            path: Described(str(item["dtype"]), tuple(int(n) for n in item["shape"]))
+            for path, item in listed.items()
+            if path != "__metadata__"
+        }
+        tables = {
+            str(path): (tuple(int(c) for c in classes), bool(counted))
+            for path, (classes, counted) in head["tables"].items()
+        }
+        scalars: dict[str, Scalar] = head["scalars"]
+        empty = tuple(str(path) for path in head["empty"])
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise PayloadError(f"the message is malformed: {error}") from None
+    unknown = {item.dtype for item in tensors.values()} - set(TYPES)
+    if unknown:
+        raise PayloadError(f"the message holds numbers of type {unknown.pop()}; allowed are {', '.join(TYPES)}")
+    size = sum(math.prod(item.shape) * TYPES[item.dtype] for item in tensors.values())
+    if size != len(data) - tensor_end:
+        raise PayloadError(f"the message announces {size:,} bytes of tensors and holds {len(data) - tensor_end:,}")
+    return Announced(tensors, tables, scalars, empty)
+
+
+def decode(data: bytes, announced: Announced | None = None) -> Payload:
+    """The payload in a frame. Tensors are copies with memory of their own."""
+    seen = announced or announce(data)
+    start = _START + 8 + int.from_bytes(data[_START : _START + 8], "little")
+    try:
+        raw = safetensors.torch.load(data[start:])
+    except Exception as error:  # the library raises types of its own for malformed headers
+        raise PayloadError(f"the message is malformed: {error}") from None
+    # A copy has memory that starts where torch's allocator starts it, so that vectorised kernels treat a received
+    # tensor exactly like a computed one: equal bits on every engine.
+    tensors = {path: tensor.clone() for path, tensor in raw.items()}
+    found: dict[str, Value] = {path: t for path, t in tensors.items() if "#" not in path}
+    for path, (classes, counted) in seen.tables.items():
+        if path + "#values" not in tensors or counted != (path + "#counts" in tensors):
+            raise PayloadError(f"the message is malformed: the table '{path}' is incomplete")
+        counts = tensors[path + "#counts"].to(torch.int64) if counted else None
+        found[path] = ClassTable(torch.tensor(classes, dtype=torch.int64), tensors[path + "#values"], counts)
+    found.update(seen.scalars)
+    found.update({path: {} for path in seen.empty})
+    return Payload(_nest(found))
+
+
+def content_hash(payload: Mapping[str, Value]) -> str:
+    """A hash that is equal for equal content, whatever the memory layout."""
+    return encode(payload).digest
+
+
+def _nest(flat: Mapping[str, Value]) -> dict[str, Value]:
+    tree: dict[str, Value] = {}
+    for path in sorted(flat):
+        *folders, leaf = path.split("/")
+        at = tree
+        for folder in folders:
+            inner = at.setdefault(folder, {})
+            if not isinstance(inner, dict):
+                raise PayloadError(f"the message is malformed: '{path}' is inside of something that holds nothing")
+            at = inner
+        at[leaf] = flat[path]
+    return tree
+
+
+def _key(path: str, key: object) -> str:
+    if not isinstance(key, str) or not key or "/" in key or "#" in key:
+        raise PayloadError(f"the name {key!r} in '{path}' cannot be sent: names are texts without '/' and '#'")
+    return key
+
+
+def _plain(path: str, tensor: Tensor, memory: set[int]) -> Tensor:
+    """The tensor as safetensors wants it: dense, and sharing memory with no other one of the message."""
+    if tensor.dtype not in DTYPES or tensor.layout != torch.strided:
+        raise PayloadError(f"the field '{path}' is a {tensor.layout} tensor of {tensor.dtype}, which cannot be sent")
+    plain = tensor.detach().cpu().contiguous()
+    if plain.untyped_storage().data_ptr() in memory:
+        plain = plain.clone()
+    memory.add(plain.untyped_storage().data_ptr())
+    return plain

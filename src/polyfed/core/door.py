@@ -1,0 +1,234 @@
+"""The server side of the door: numbers calls, encodes and checks messages, counts bytes, records failures.
+
+It lives as long as a run. What it must remember over a restart is its ledger: how many calls were made, and which
+state every client is in.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from polyfed.core.codec import announce, decode, encode
+from polyfed.core.engine import INITIAL, Answer, Call, Engine, Failure, Task, Trained
+from polyfed.core.method import Method, Outgoing
+from polyfed.core.payload import Payload
+from polyfed.core.profile import Profile
+from polyfed.core.schema import check_announced, check_finite
+from polyfed.core.step import Messages, combined
+from polyfed.errors import PayloadError, RunError
+
+
+@dataclass
+class Ledger:
+    """Which state every client is in, and which others still exist."""
+
+    calls: int = 0
+    versions: dict[str, int] = field(default_factory=dict)  # the state each client is in; absent: initial
+    digests: dict[str, str] = field(default_factory=dict)
+    alive: dict[str, list[int]] = field(default_factory=dict)  # states that may exist in the store
+
+    def copy(self) -> Ledger:
+        alive = {client: list(states) for client, states in self.alive.items()}
+        return Ledger(self.calls, dict(self.versions), dict(self.digests), alive)
+
+
+@dataclass
+class Meter:
+    """What one round cost and what went wrong in it."""
+
+    up: dict[str, int] = field(default_factory=dict)  # bytes by field
+    down: dict[str, int] = field(default_factory=dict)
+    overhead_up: int = 0
+    overhead_down: int = 0
+    left: list[dict[str, object]] = field(default_factory=list)  # what left each client, by field
+    failures: list[dict[str, object]] = field(default_factory=list)
+    trained: list[Trained] = field(default_factory=list)
+    client_seconds: float = 0.0  # sum over clients of the time their steps took
+    waited: float = 0.0  # time the server waited for calls
+    evaluated: float = 0.0
+
+    def task_loss(self) -> float | None:
+        """The task's own training loss, weighted by samples."""
+        samples = sum(t.samples for t in self.trained)
+        finite = [t for t in self.trained if math.isfinite(t.loss)]
+        return sum(t.loss * t.samples for t in finite) / samples if samples and finite else None
+
+
+class TooFewRepliesError(RunError):
+    """A call brought fewer replies than the run demands."""
+
+
+class Door:
+    """Everything that happens between a method's round and an engine."""
+
+    def __init__(
+        self,
+        method: Method,
+        engine: Engine,
+        roster: Sequence[Profile],
+        *,
+        min_replies: int = 1,
+        message_limit: int = 4 << 30,
+    ) -> None:
+        self.method = method
+        self.ledger = Ledger()
+        self.round_start = Ledger()  # to go back to when a round is repeated
+        self.pinned: list[Mapping[str, int]] = []  # what checkpoints refer to, by client
+        self.meter = Meter()
+        self.round = 0
+        self._engine = engine
+        self._profiles = {profile.name: profile for profile in roster}
+        self._min_replies = min_replies
+        self._limit = message_limit
+        self._calls_of_step: dict[str, int] = {}
+        self._evaluations = 0
+
+    def begin_round(self, number: int) -> None:
+        """Start counting anew. States that only earlier rounds needed may go from now on."""
+        self.round = number
+        self.round_start = self.ledger.copy()
+        self.meter = Meter()
+        self._calls_of_step = {}
+
+    def undo_round(self) -> None:
+        """Every client is again as the round found it. Call numbers are used again: equal calls, equal states."""
+        exists = self.ledger.alive
+        self.ledger = self.round_start.copy()
+        self.ledger.alive = exists
+
+    # calling steps
+
+    def ask(self, steps: tuple[str, ...], clients: Sequence[str], out: Outgoing) -> Iterator[tuple[str, Payload]]:
+        """Run steps on clients and yield their replies in client order, leaving failures out."""
+        messages = combined(self.method, steps)
+        stray = sorted(out.each.keys() - set(clients))
+        if stray:
+            raise RunError(f"a payload is addressed to client {stray[0]}, which is not in the cohort")
+        self.ledger.calls += 1
+        call = Call(self.ledger.calls, self.round, steps, tuple(self._label(name) for name in steps))
+        shared = encode(out.shared)
+        own = {name: encode(payload) for name, payload in out.each.items()}
+        tasks = [
+            Task(
+                name,
+                self.ledger.versions.get(name, INITIAL),
+                own[name].data if name in own else b"",
+                self._discardable(name),
+            )
+            for name in clients
+        ]
+        for name in clients:
+            states = self.ledger.alive.setdefault(name, [])
+            if call.number not in states:
+                states.append(call.number)
+            frames = [shared, own[name]] if name in own else [shared]
+            for frame in frames:
+                for field_name, size in frame.fields.items():
+                    self.meter.down[field_name] = self.meter.down.get(field_name, 0) + size
+                self.meter.overhead_down += frame.overhead
+        replied = 0
+        answers = self._engine.call(call, shared.data, tasks)
+        while True:
+            started = time.perf_counter()
+            answer = next(answers, None)
+            self.meter.waited += time.perf_counter() - started
+            if answer is None:
+                break
+            reply = self._accept(call, answer, messages)
+            if reply is not None:
+                replied += 1
+                yield answer.client, reply
+        needed = min(self._min_replies, len(clients))
+        if replied < needed:
+            first = next((f for f in self.meter.failures if f["call"] == call.number), {})
+            raise TooFewRepliesError(
+                f"round {self.round}: {replied} of {len(clients)} clients answered '{'+'.join(steps)}', at least "
+                f"{needed} must; the first failure is client {first.get('client')}: {first.get('message')}"
+            )
+
+    def _accept(self, call: Call, answer: Answer, messages: Messages) -> Payload | None:
+        """Count and check one answer; a bad one is recorded and left out, and its client stays as it was."""
+        self.meter.client_seconds += answer.seconds
+        failure = answer.failure
+        reply: Payload | None = None
+        sizes: dict[str, int] = {}
+        if failure is None:
+            try:
+                seen = announce(answer.frame, limit=self._limit)
+                check_announced(seen, messages.up, self.method, self._profiles[answer.client])
+                reply = decode(answer.frame, seen)
+                check_finite(reply)
+                sizes = seen.sizes()
+            except PayloadError as error:
+                failure, reply = Failure("refused", str(error)), None
+        if failure is not None and failure.kind == "storage":
+            raise RunError(f"round {self.round}: {failure.message}")  # going on would lose what is not kept
+        if failure is not None or reply is None:
+            why = failure or Failure("unavailable", "no answer")
+            self.meter.failures.append(
+                {
+                    "round": self.round,
+                    "client": answer.client,
+                    "call": call.number,
+                    "steps": list(call.steps),
+                    "kind": why.kind,
+                    "message": why.message,
+                    "detail": why.detail,
+                }
+            )
+            return None
+        for name, size in sizes.items():
+            self.meter.up[name] = self.meter.up.get(name, 0) + size
+        self.meter.overhead_up += len(answer.frame) - sum(sizes.values())
+        self.meter.left.append({"client": answer.client, "step": "+".join(call.steps), "fields": sizes})
+        self.meter.trained.extend(answer.trained)
+        self.ledger.versions[answer.client] = call.number
+        self.ledger.digests[answer.client] = answer.digest
+        return reply
+
+    # measuring
+
+    def measure(
+        self, clients: Sequence[str], measures: tuple[str, ...], published: Outgoing
+    ) -> dict[str, dict[str, tuple[int, int]]]:
+        """Right answers and samples, by measure and client. Not part of the method's traffic, so not counted."""
+        started = time.perf_counter()
+        self._evaluations += 1
+        call = Call(-self._evaluations, self.round, measures=measures)
+        tasks = [
+            Task(
+                name,
+                self.ledger.versions.get(name, INITIAL),
+                encode(published.each[name]).data if name in published.each else b"",
+            )
+            for name in clients
+        ]
+        found: dict[str, dict[str, tuple[int, int]]] = {name: {} for name in measures}
+        for answer in self._engine.call(call, encode(published.shared).data, tasks):
+            if answer.failure is not None:
+                raise RunError(
+                    f"round {self.round}: evaluating client {answer.client} failed: {answer.failure.message}"
+                )
+            for name, counts in decode(answer.frame).items():
+                got = Payload(counts if isinstance(counts, Mapping) else {})
+                found[name][answer.client] = (int(got.number("correct")), int(got.number("total")))
+        self.meter.evaluated += time.perf_counter() - started
+        return found
+
+    # helpers
+
+    def _label(self, step: str) -> str:
+        count = self._calls_of_step[step] = self._calls_of_step.get(step, 0) + 1
+        return step if count == 1 else f"{step}.{count}"
+
+    def _discardable(self, client: str) -> tuple[int, ...]:
+        """States of a client that nothing needs: neither this round, nor the start of it, nor a checkpoint."""
+        needed = {book.versions.get(client, INITIAL) for book in (self.ledger, self.round_start)}
+        needed |= {versions.get(client, INITIAL) for versions in self.pinned}
+        old = tuple(v for v in self.ledger.alive.get(client, ()) if v not in needed)
+        if old:
+            self.ledger.alive[client] = [v for v in self.ledger.alive[client] if v in needed]
+        return old

@@ -1,0 +1,189 @@
+"""The client side of every engine: holds clients, brings them to the right state, runs a step, commits, answers."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from polyfed.core import rng
+from polyfed.core.client import Client, copy_into, weights_of
+from polyfed.core.codec import Announced, announce, decode, encode
+from polyfed.core.engine import INITIAL, Answer, Call, Failure, StateStore, Task, Trained
+from polyfed.core.method import Method
+from polyfed.core.payload import Payload, Value
+from polyfed.core.schema import check_announced, check_finite
+from polyfed.core.step import combined
+from polyfed.errors import PayloadError, PolyfedError, StateError
+from polyfed.training import Samples, score
+
+
+class ClientMaker(Protocol):
+    """Makes a client from its description: its model with its initial weights, its data, no memory."""
+
+    @property
+    def seed(self) -> int: ...
+
+    method: Method
+    global_test: Samples | None
+
+    def make(self, name: str) -> Client: ...
+
+
+@dataclass
+class _Live:
+    client: Client
+    version: int
+    digest: str
+    size: int
+
+
+class Host:
+    """Runs tasks. Live clients beyond `memory_budget` bytes are dropped, least recently used first.
+
+    Dropping loses nothing: every state was committed before its answer left.
+    """
+
+    def __init__(self, maker: ClientMaker, store: StateStore, memory_budget: int, message_limit: int) -> None:
+        self._maker = maker
+        self._store = store
+        self._budget = memory_budget
+        self._limit = message_limit
+        self._live: OrderedDict[str, _Live] = OrderedDict()
+        self._shared: tuple[int, Announced, Payload] | None = None
+
+    def handle(self, call: Call, task: Task, shared: bytes) -> Answer:
+        """One task, from received bytes to an answer. Never raises for what a client or its method does."""
+        started = time.perf_counter()
+        try:
+            live = self._bring(task.client, task.base)
+            client = live.client
+            client.seed, client.round, client.fits = self._maker.seed, call.round, []
+            if not call.steps:
+                return Answer(
+                    task.client,
+                    self._evaluate(client, call, task, shared),
+                    seconds=time.perf_counter() - started,
+                )
+            reply = self._run(client, call, task, shared)
+            frame = encode(reply).data
+            self._commit(live, call.number)
+            if task.discard:
+                self._store.discard(task.client, task.discard)
+        except StateError as error:
+            self._live.pop(task.client, None)
+            return Answer(task.client, failure=Failure("storage", str(error), traceback.format_exc()))
+        except PayloadError as error:
+            self._live.pop(task.client, None)
+            return Answer(task.client, failure=Failure("refused", str(error), traceback.format_exc()))
+        except Exception as error:
+            self._live.pop(task.client, None)  # it may be half changed; its last state is in the store
+            words = str(error) if isinstance(error, PolyfedError) else f"{type(error).__name__}: {error}"
+            return Answer(task.client, failure=Failure("raised", words, traceback.format_exc()))
+        trained = tuple(Trained(f.loss, f.samples, f.steps) for f in client.fits if f.samples)
+        self._make_room(keep=task.client)
+        return Answer(task.client, frame, None, live.digest, time.perf_counter() - started, trained)
+
+    # one step after the other
+
+    def _run(self, client: Client, call: Call, task: Task, shared: bytes) -> Mapping[str, Value]:
+        method = self._maker.method
+        messages = combined(method, call.steps)
+        msg = self._receive(call, task, shared, client)
+        reply: dict[str, Value] = {}
+        for name, label in zip(call.steps, call.labels, strict=True):
+            client.step = label
+            with rng.seeded(client.seed, "torch", client.name, call.round, label):
+                answer = getattr(method, name)(client, msg)
+            reply.update(answer or {})
+        unknown = reply.keys() - messages.up.keys()
+        if unknown:
+            declared = ", ".join(messages.up) or "nothing"
+            raise PayloadError(f"step '{call.steps[-1]}' returned '{sorted(unknown)[0]}'; it declares {declared}")
+        return reply
+
+    def _receive(self, call: Call, task: Task, shared: bytes, client: Client) -> Payload:
+        """What came down, checked against the steps' declaration before it is used."""
+        if self._shared is None or self._shared[0] != call.number:
+            seen = announce(shared, limit=self._limit)
+            common = decode(shared, seen)
+            check_finite(common)
+            self._shared = (call.number, seen, common)
+        _, seen, common = self._shared
+        if not task.own:
+            joined, together = seen, common
+        else:
+            mine = announce(task.own, limit=self._limit)
+            own = decode(task.own, mine)
+            check_finite(own)
+            twice = own.keys() & common.keys()
+            if twice:
+                raise PayloadError(f"'{sorted(twice)[0]}' is both in what goes to all and in what goes to each")
+            joined = Announced(
+                seen.tensors | mine.tensors,
+                seen.tables | mine.tables,
+                seen.scalars | mine.scalars,
+                seen.empty + mine.empty,
+            )
+            together = Payload({**common, **own})
+        if call.steps:
+            check_announced(joined, combined(self._maker.method, call.steps).down, self._maker.method, client.profile)
+        return together
+
+    # evaluation
+
+    def _evaluate(self, client: Client, call: Call, task: Task, shared: bytes) -> bytes:
+        """Counts of right answers. What `adopt` changes is undone, so an evaluation leaves no trace."""
+        method = self._maker.method
+        client.step = "evaluate"
+        adopts = type(method).adopt is not Method.adopt
+        kept = (weights_of(client.model), dict(client.state)) if adopts else None
+        found: dict[str, Value] = {}
+        try:
+            with rng.seeded(client.seed, "torch", client.name, call.round, "evaluate"):
+                if adopts:
+                    method.adopt(client, self._receive(call, task, shared, client))
+                client.model.eval()
+                for measure in call.measures:
+                    samples = client.test if measure == "personal" else self._maker.global_test
+                    if samples is not None:
+                        got = score(lambda x: method.predict(client, x), samples)
+                        found[measure] = {"correct": got.correct, "total": got.total}
+        finally:
+            if kept is not None:
+                copy_into(client.model, kept[0])
+                client.state = kept[1]
+        return encode(found).data
+
+    # states
+
+    def _bring(self, name: str, version: int) -> _Live:
+        """The client in the state that call `version` led to."""
+        live = self._live.get(name)
+        if live is None or live.version != version:
+            if live is None or version == INITIAL:
+                live = _Live(self._maker.make(name), INITIAL, "", 0)
+            if version != INITIAL:
+                saved = decode(self._store.read(name, version))
+                copy_into(live.client.model, saved.weights("model"))
+                state = saved["state"]
+                live.client.state = dict(state) if isinstance(state, Mapping) else {}
+            live.version, live.digest = version, ""
+            live.size = sum(t.numel() * t.element_size() for t in live.client.model.state_dict().values())
+            self._live[name] = live
+        self._live.move_to_end(name)
+        return live
+
+    def _commit(self, live: _Live, version: int) -> None:
+        frame = encode({"model": live.client.model.state_dict(), "state": live.client.state})
+        self._store.write(live.client.name, version, frame.data)
+        live.version, live.digest, live.size = version, frame.digest, len(frame.data)
+
+    def _make_room(self, keep: str) -> None:
+        total = sum(live.size for live in self._live.values())
+        while total > self._budget and len(self._live) > 1:
+            oldest = next(name for name in self._live if name != keep)
+            total -= self._live.pop(oldest).size

@@ -1,0 +1,99 @@
+"""A method is one frozen object: its fields are its hyperparameters, and there is nowhere to hide state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, TypeVar
+
+from torch import Tensor
+
+from polyfed.core.client import Client
+from polyfed.core.needs import Needs
+from polyfed.core.payload import Payload, Value
+from polyfed.core.server import Server
+from polyfed.errors import InputError
+
+if TYPE_CHECKING:
+    from polyfed.core.cohort import Cohort
+
+
+@dataclass(frozen=True)
+class Sends:
+    """What crosses, in words that anybody can read."""
+
+    up: str = "nothing"
+    down: str = "nothing"
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """What goes to clients: the same for all, and to each its own."""
+
+    shared: Mapping[str, Value] = field(default_factory=dict)
+    each: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Method:
+    """Base of all methods. A round runs at the server, a step at a client; `cohort.call` is the door between."""
+
+    name: ClassVar[str] = ""
+    needs: ClassVar[Needs] = Needs()
+    sends: ClassVar[Sends] = Sends()
+
+    def init(self, server: Server) -> None:
+        """Once, before the first round."""
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        """One round."""
+        raise NotImplementedError
+
+    def finish(self, server: Server, everyone: Cohort) -> None:
+        """Once, after the last round, with all clients."""
+
+    def publish(self, server: Server) -> Outgoing:
+        """What clients are handed to be evaluated with, by methods whose result is a server model (R10)."""
+        return Outgoing()
+
+    def adopt(self, client: Client, msg: Payload) -> None:
+        """Make what was published the client's model for an evaluation; undone after it."""
+
+    def predict(self, client: Client, x: Tensor) -> Tensor:
+        """One score per class; the largest is the answer."""
+        logits: Tensor = client.model(x)
+        return logits
+
+
+_REGISTERED: dict[str, type[Method]] = {}
+M = TypeVar("M", bound=Method)
+
+
+def register(name: str, *aliases: str) -> Callable[[type[M]], type[M]]:
+    """Make a method known by its name (and aliases) to configs and to the command line."""
+
+    def remember(method: type[M]) -> type[M]:
+        for known in (name, *aliases):
+            taken = _REGISTERED.get(known)
+            if taken is not None and taken.__qualname__ != method.__qualname__:
+                raise InputError(f"the method name '{known}' is taken by {taken.__module__}.{taken.__qualname__}")
+            _REGISTERED[known] = method
+        method.name = name
+        return method
+
+    return remember
+
+
+def registered() -> Mapping[str, type[Method]]:
+    """Every method registered so far in this process, by name."""
+    return dict(_REGISTERED)
+
+
+def reject_zero(method: object, *names: str) -> None:
+    """Refuse a weight of 0 that would switch a method's idea off, unless it says `allow_degenerate`."""
+    for name in names:
+        if getattr(method, name) == 0 and not getattr(method, "allow_degenerate", False):
+            raise InputError(
+                f"method.{name} is 0, which switches {type(method).__name__} off; use a number above 0, or set "
+                "method.allow_degenerate: true"
+            )

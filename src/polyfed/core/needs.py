@@ -1,0 +1,97 @@
+"""What a method needs of its clients, checked for all of them before round 1 (R12)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, fields
+
+from polyfed.core.profile import Layout, Profile
+from polyfed.errors import InputError
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Requirements; each True one must hold between all clients."""
+
+    same_architecture: bool = False
+    same_head: bool = False
+    same_features: bool = False
+    same_classes: bool = True
+
+    def names(self) -> list[str]:
+        """The requirements that are switched on, in words."""
+        return [_PREDICATES[f.name].words for f in fields(self) if getattr(self, f.name)]
+
+
+@dataclass(frozen=True)
+class _Predicate:
+    words: str
+    value: Callable[[Profile], Hashable]
+    show: Callable[[Profile], str]
+    remedy: str
+
+
+def _shapes(layout: Layout) -> str:
+    return str([shape for _, shape, _ in layout])
+
+
+_PREDICATES = {
+    "same_architecture": _Predicate(
+        "one architecture",
+        lambda p: p.model,
+        lambda p: f"{p.architecture} ({len(p.model)} tensors)",
+        "give all clients one model (models.group: [NAME])",
+    ),
+    "same_head": _Predicate(
+        "heads of equal shape",
+        lambda p: p.head,
+        lambda p: f"{p.architecture} with head {_shapes(p.head)}",
+        "give all clients the same head (models.feature_dim makes the widths equal)",
+    ),
+    "same_features": _Predicate(
+        "one feature width",
+        lambda p: p.features,
+        lambda p: f"{p.architecture} with {p.features} features",
+        "set models.feature_dim",
+    ),
+    "same_classes": _Predicate(
+        "one label space",
+        lambda p: p.classes,
+        lambda p: f"{p.architecture} with {p.classes} classes",
+        "use one label space",
+    ),
+}
+
+
+def violated(needs: Needs, profiles: Sequence[Profile]) -> tuple[str, dict[Hashable, list[Profile]]] | None:
+    """The first requirement that does not hold, with the clients in groups that agree; None if all hold."""
+    for requirement in fields(needs):
+        if not getattr(needs, requirement.name):
+            continue
+        groups: dict[Hashable, list[Profile]] = {}
+        for profile in profiles:
+            groups.setdefault(_PREDICATES[requirement.name].value(profile), []).append(profile)
+        if len(groups) > 1:
+            return requirement.name, groups
+    return None
+
+
+def check(title: str, needs: Needs, profiles: Sequence[Profile], others: Iterable[tuple[str, Needs]]) -> None:
+    """Refuse an impossible combination in one sentence that names the groups and the methods that would work."""
+    broken = violated(needs, profiles)
+    if broken is None:
+        return
+    name, groups = broken
+    predicate = _PREDICATES[name]
+    shown = "; ".join(
+        f"{_clients([p.name for p in group])} {'has' if len(group) == 1 else 'have'} {predicate.show(group[0])}"
+        for group in groups.values()
+    )
+    works = [method for method, wanted in others if violated(wanted, profiles) is None]
+    instead = f" Methods that would work: {', '.join(works)}." if works else ""
+    raise InputError(f"{title} needs {predicate.words}, but {shown}; {predicate.remedy}.{instead}")
+
+
+def _clients(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return f"client {shown}" if len(names) == 1 else f"clients {shown}"

@@ -1,0 +1,79 @@
+"""Payloads: all that may cross a boundary. Named tensors, class tables and JSON scalars, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from torch import Tensor
+
+from polyfed.core.tables import ClassTable
+from polyfed.errors import PayloadError
+
+Scalar = bool | int | float | str | None
+Value = Tensor | ClassTable | Scalar | Mapping[str, "Value"]
+Weights = dict[str, Tensor]
+
+
+class Payload(Mapping[str, Value]):
+    """A received message or a reply: a read-only mapping with typed access to its fields."""
+
+    def __init__(self, fields: Mapping[str, Value] | None = None) -> None:
+        self._fields = dict(fields or {})
+
+    def __getitem__(self, name: str) -> Value:
+        try:
+            return self._fields[name]
+        except KeyError:
+            held = ", ".join(sorted(self._fields)) or "nothing"
+            raise PayloadError(f"the message has no field '{name}'; it holds {held}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def __repr__(self) -> str:
+        return f"Payload({', '.join(self._fields)})"
+
+    def tensor(self, name: str) -> Tensor:
+        value = self[name]
+        if not isinstance(value, Tensor):
+            raise PayloadError(f"the field '{name}' is a {type(value).__name__}, not a tensor")
+        return value
+
+    def table(self, name: str) -> ClassTable:
+        value = self[name]
+        if not isinstance(value, ClassTable):
+            raise PayloadError(f"the field '{name}' is a {type(value).__name__}, not a class table")
+        return value
+
+    def weights(self, name: str) -> Weights:
+        """A flat mapping of named tensors, such as the state of a module."""
+        value = self[name]
+        if not isinstance(value, Mapping):
+            raise PayloadError(f"the field '{name}' is a {type(value).__name__}, not named weights")
+        tensors = {key: item for key, item in value.items() if isinstance(item, Tensor)}
+        if len(tensors) != len(value):
+            raise PayloadError(f"the field '{name}' holds something else than named tensors")
+        return tensors
+
+    def number(self, name: str) -> float:
+        value = self[name]
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise PayloadError(f"the field '{name}' is a {type(value).__name__}, not a number")
+        return value
+
+    def text(self, name: str) -> str:
+        value = self[name]
+        if not isinstance(value, str):
+            raise PayloadError(f"the field '{name}' is a {type(value).__name__}, not a text")
+        return value
+
+
+State = dict[str, Value]
+
+
+def view(state: Mapping[str, Value]) -> Payload:
+    """Typed access to a state, which is a plain dictionary that may be written to."""
+    return state if isinstance(state, Payload) else Payload(state)

@@ -1,0 +1,32 @@
+"""What a federation knows of a client before training: its model's shape, its feature width, its amounts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+Layout = tuple[tuple[str, tuple[int, ...], str], ...]  # (name, shape, dtype), in the module's own order
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One client as the server and the checks see it. No data, and no more of the model than its shapes."""
+
+    name: str
+    architecture: str
+    model: Layout  # parameters and buffers
+    head: Layout
+    features: int
+    classes: int
+    samples: int  # training samples
+
+
+def layout(module: nn.Module) -> Layout:
+    """Names, shapes and types of everything a module's state holds."""
+    return layout_of(module.state_dict())
+
+
+def layout_of(weights: Mapping[str, Tensor]) -> Layout:
+    return tuple((name, tuple(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in weights.items())

@@ -1,0 +1,189 @@
+"""What a step's messages must look like. Declared beside the step, checked before a tensor is made.
+
+A dimension is a number, a word ("classes", "features", or any other word, which then must mean the same number
+throughout one message), or a function of (method, profile of the client).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from polyfed.core.codec import DTYPES, Announced, Described
+from polyfed.core.payload import Payload
+from polyfed.core.profile import Layout, Profile
+from polyfed.core.tables import ClassTable
+from polyfed.errors import PayloadError
+
+Dim = int | str | Callable[[object, Profile], int]
+
+
+@dataclass
+class _Site:
+    """Whose message is checked, and what its free dimensions turned out to be."""
+
+    method: object
+    profile: Profile
+    free: dict[str, int]
+
+    def fits(self, dim: Dim, found: int) -> int | None:
+        """None when `found` is right, else what it should have been."""
+        if callable(dim):
+            want = dim(self.method, self.profile)
+        elif dim == "classes":
+            want = self.profile.classes
+        elif dim == "features":
+            want = self.profile.features
+        elif isinstance(dim, str):
+            want = self.free.setdefault(dim, found)
+        else:
+            want = dim
+        return None if want == found else want
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """Base of the kinds of field. `means` says in words what the field is; `optional` lets a message leave it out."""
+
+    means: str = ""
+    optional: bool = False
+
+    def check(self, name: str, seen: Announced, site: _Site) -> None:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Table(Field):
+    """A class table whose rows have `width` numbers."""
+
+    width: Dim = "features"
+    counts: bool = False
+    dtype: torch.dtype = torch.float32
+
+    def check(self, name: str, seen: Announced, site: _Site) -> None:
+        if name not in seen.tables:
+            raise PayloadError(f"field '{name}' is not a class table")
+        classes, counted = seen.tables[name]
+        wrong = [c for c in classes if not 0 <= c < site.profile.classes]
+        if wrong:
+            raise PayloadError(f"field '{name}' has a row for class {wrong[0]} of {site.profile.classes} classes")
+        if counted != self.counts:
+            raise PayloadError(f"field '{name}' comes {'with' if counted else 'without'} counts, against its step")
+        values = _described(name + "#values", seen, self.dtype)
+        rows, width = (*values.shape, 0, 0)[:2]
+        if len(values.shape) != 2 or rows != len(classes):
+            raise PayloadError(f"field '{name}' has {len(classes)} classes and values of shape {values.shape}")
+        want = site.fits(self.width, width)
+        if want is not None:
+            raise PayloadError(f"field '{name}' has rows of {width} numbers, expected {want}")
+
+
+@dataclass(frozen=True)
+class Tensors(Field):
+    """One tensor of the given dimensions."""
+
+    dims: tuple[Dim, ...] = ()
+    dtype: torch.dtype = torch.float32
+
+    def check(self, name: str, seen: Announced, site: _Site) -> None:
+        found = _described(name, seen, self.dtype)
+        if len(found.shape) != len(self.dims):
+            raise PayloadError(f"field '{name}' has shape {found.shape}, expected {len(self.dims)} dimensions")
+        for axis, (dim, size) in enumerate(zip(self.dims, found.shape, strict=True)):
+            want = site.fits(dim, size)
+            if want is not None:
+                raise PayloadError(f"field '{name}' has shape {found.shape}, expected {want} along axis {axis}")
+
+
+@dataclass(frozen=True)
+class Weights(Field):
+    """The state of the client's model or of its head, every tensor by name."""
+
+    of: Literal["model", "head"] = "model"
+
+    def check(self, name: str, seen: Announced, site: _Site) -> None:
+        layout: Layout = getattr(site.profile, self.of)
+        expected = {n: Described(DTYPES[getattr(torch, dtype)], shape) for n, shape, dtype in layout}
+        found = {path[len(name) + 1 :]: d for path, d in seen.tensors.items() if path.startswith(name + "/")}
+        for tensor in sorted(expected.keys() | found.keys()):
+            if tensor not in found:
+                raise PayloadError(f"field '{name}' lacks '{tensor}' of the client's {self.of}")
+            if tensor not in expected:
+                raise PayloadError(f"field '{name}' has '{tensor}', which the client's {self.of} does not")
+            if found[tensor] != expected[tensor]:
+                was, want = found[tensor], expected[tensor]
+                raise PayloadError(
+                    f"field '{name}' has '{tensor}' of shape {was.shape} ({was.dtype}), "
+                    f"expected {want.shape} ({want.dtype})"
+                )
+
+
+@dataclass(frozen=True)
+class Scalar(Field):
+    """One JSON scalar of a kind; numbers must be finite."""
+
+    kind: Literal["number", "text", "flag"] = "number"
+
+    def check(self, name: str, seen: Announced, site: _Site) -> None:
+        value = seen.scalars.get(name)
+        kinds = {"number": (int, float), "text": (str,), "flag": (bool,)}[self.kind]
+        right = isinstance(value, kinds) and (self.kind == "flag" or not isinstance(value, bool))
+        if not right:
+            raise PayloadError(f"field '{name}' is {value!r}, expected a {self.kind}")
+        if isinstance(value, float) and value - value != 0:
+            raise PayloadError(f"field '{name}' is {value}, expected a finite number")
+
+
+@dataclass(frozen=True)
+class Tree(Field):
+    """Named tensors whose names and shapes only the method can know; still finite and of a type that may travel."""
+
+    def check(self, name: str, seen: Announced, site: _Site) -> None:
+        paths = (*seen.tensors, *seen.scalars, *seen.empty)
+        if not any(path == name or path.startswith(name + "/") for path in paths):
+            raise PayloadError(f"field '{name}' is missing")
+
+
+Schema = Mapping[str, Field]
+
+
+def check_announced(seen: Announced, schema: Schema, method: object, profile: Profile) -> None:
+    """Refuse unknown and missing fields, wrong shapes and wrong types, by name, from the headers alone."""
+    present = seen.sizes().keys()
+    for name in sorted(present - schema.keys()):
+        raise PayloadError(f"field '{name}' is not one of the step's ({', '.join(schema) or 'it has none'})")
+    site = _Site(method, profile, {})
+    for name, kind in schema.items():
+        if name in present:
+            kind.check(name, seen, site)
+        elif not kind.optional:
+            raise PayloadError(f"field '{name}' is missing")
+
+
+def check_finite(payload: Payload) -> None:
+    """Refuse NaN and infinity, naming the field."""
+
+    def walk(path: str, value: object) -> None:
+        tensors = [value.values] if isinstance(value, ClassTable) else [value]
+        for tensor in tensors:
+            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and not torch.isfinite(tensor).all():
+                raise PayloadError(f"field '{path}' holds values that are not finite")
+        if isinstance(value, Mapping):
+            for key, item in value.items():
+                walk(f"{path}/{key}", item)
+
+    for name, value in payload.items():
+        walk(name, value)
+
+
+def _described(path: str, seen: Announced, dtype: torch.dtype) -> Described:
+    name = path.split("#")[0]
+    if path not in seen.tensors:
+        raise PayloadError(f"field '{name}' is not a tensor")
+    found = seen.tensors[path]
+    if found.dtype != DTYPES[dtype]:
+        raise PayloadError(f"field '{name}' holds numbers of type {found.dtype}, expected {DTYPES[dtype]}")
+    return found

@@ -1,0 +1,148 @@
+"""Class tables: one vector per class, only for the classes that exist, with the counts behind them (rule R6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from polyfed.errors import PayloadError
+
+
+@dataclass(frozen=True)
+class ClassTable:
+    """Rows for some classes: `values[i]` belongs to class `classes[i]` and was made from `counts[i]` samples.
+
+    Classes are ascending and distinct. A class that is not there has no row; it is never a row of zeros.
+    """
+
+    classes: Tensor  # (m,) int64
+    values: Tensor  # (m, width)
+    counts: Tensor | None = None  # (m,) int64
+
+    def __post_init__(self) -> None:
+        rows = len(self.classes)
+        if self.values.ndim != 2 or len(self.values) != rows:
+            raise PayloadError(f"a class table of {rows} classes has values of shape {tuple(self.values.shape)}")
+        if self.counts is not None and self.counts.shape != (rows,):
+            raise PayloadError(f"a class table of {rows} classes has counts of shape {tuple(self.counts.shape)}")
+        if rows > 1 and not bool((self.classes[1:] > self.classes[:-1]).all()):
+            raise PayloadError("the classes of a class table must be ascending and distinct")
+
+    @staticmethod
+    def empty(width: int) -> ClassTable:
+        none = torch.zeros(0, dtype=torch.int64)
+        return ClassTable(none, torch.zeros(0, width), none)
+
+    @staticmethod
+    def of(rows: Mapping[int, Tensor], width: int) -> ClassTable:
+        """A table without counts from a row per class."""
+        if not rows:
+            return ClassTable.empty(width).without_counts()
+        classes = sorted(rows)
+        return ClassTable(torch.tensor(classes), torch.stack([rows[c] for c in classes]))
+
+    def __len__(self) -> int:
+        return len(self.classes)
+
+    @property
+    def width(self) -> int:
+        return self.values.shape[1]
+
+    def row(self, label: int) -> Tensor | None:
+        """The vector of one class, or None where the table has none."""
+        at = (self.classes == label).nonzero()
+        return self.values[int(at[0])] if len(at) else None
+
+    def count(self, label: int) -> int:
+        """How many samples stand behind a class; 0 where it has no row."""
+        if self.counts is None:
+            raise PayloadError("this class table carries no counts")
+        return int(self.counts[self.classes == label].sum())
+
+    def dense(self, num_classes: int) -> tuple[Tensor, Tensor]:
+        """(num_classes, width) values with zeros where there is no row, and the mask of rows that exist.
+
+        Made for indexing by labels inside a loss; the mask must be used with it.
+        """
+        values = torch.zeros(num_classes, self.width, dtype=self.values.dtype)
+        known = torch.zeros(num_classes, dtype=torch.bool)
+        values[self.classes] = self.values
+        known[self.classes] = True
+        return values, known
+
+    def without_counts(self) -> ClassTable:
+        return ClassTable(self.classes, self.values)
+
+    def only(self, classes: Iterable[int]) -> ClassTable:
+        """The rows of some classes."""
+        at = torch.isin(self.classes, torch.tensor(list(classes), dtype=torch.int64))
+        return ClassTable(self.classes[at], self.values[at], None if self.counts is None else self.counts[at])
+
+    def updated(self, newer: ClassTable) -> ClassTable:
+        """This table with the rows of `newer` in place of its own; other rows are carried over (R6)."""
+        rows = {int(c): v for c, v in zip(self.classes, self.values, strict=True)}
+        rows |= {int(c): v for c, v in zip(newer.classes, newer.values, strict=True)}
+        return ClassTable.of(rows, newer.width)
+
+
+def mean_over_clients(tables: Iterable[ClassTable], *, width: int, by_count: bool = False) -> ClassTable:
+    """Per class, the mean of the rows of the clients that have one: plain, or weighted by their counts.
+
+    Rows are added in the order given, in double precision, so that the result depends on that order only
+    through the clients' own order.
+    """
+    total: dict[int, Tensor] = {}
+    weight: dict[int, float] = {}
+    dtype = torch.float32
+    for table in tables:
+        dtype = table.values.dtype
+        for i, label in enumerate(table.classes.tolist()):
+            w = float(table.counts[i]) if by_count and table.counts is not None else 1.0
+            row = table.values[i].double() * w
+            total[label] = total[label] + row if label in total else row
+            weight[label] = weight.get(label, 0.0) + w
+    means = {label: (total[label] / weight[label]).to(dtype) for label in total if weight[label] > 0}
+    return ClassTable.of(means, width)
+
+
+class ClassMeans:
+    """Running class means: `add` batches, then `table()`. Works during training or in a pass after it."""
+
+    def __init__(self, num_classes: int) -> None:
+        self._num_classes = num_classes
+        self._total: Tensor | None = None
+        self._count = torch.zeros(num_classes, dtype=torch.int64)
+
+    def add(self, vectors: Tensor, labels: Tensor) -> None:
+        vectors = vectors.detach().double()
+        if self._total is None:
+            self._total = torch.zeros(self._num_classes, vectors.shape[1], dtype=torch.float64)
+        self._total.index_add_(0, labels, vectors)
+        self._count += torch.bincount(labels, minlength=self._num_classes)
+
+    def table(self, width: int, *, min_count: int = 1) -> ClassTable:
+        """The means of the classes seen at least `min_count` times, with their counts."""
+        if self._total is None:
+            return ClassTable.empty(width)
+        classes = (self._count >= min_count).nonzero()[:, 0]
+        counts = self._count[classes]
+        values = self._total[classes] / counts[:, None]
+        return ClassTable(classes, values.float(), counts)
+
+
+def class_means(
+    batches: Iterable[tuple[Tensor, Tensor]],
+    vector: Callable[[Tensor], Tensor],
+    num_classes: int,
+    width: int,
+    min_count: int = 1,
+) -> ClassTable:
+    """Class means of `vector(x)` over batches, without gradients."""
+    means = ClassMeans(num_classes)
+    with torch.no_grad():
+        for x, y in batches:
+            means.add(vector(x), y)
+    return means.table(width, min_count=min_count)

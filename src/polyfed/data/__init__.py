@@ -1,0 +1,1 @@
+"""Datasets as memory-mapped tensors, and the ways to share one out between clients."""

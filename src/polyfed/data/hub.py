@@ -1,0 +1,119 @@
+"""Datasets of the Hugging Face library: from the hub by name, or an object the user has."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import urllib.parse
+import urllib.request
+from typing import Any
+
+import numpy as np
+
+from polyfed.data.arrays import Decoded, Part, as_labels, as_pixels, checked_part
+from polyfed.data.assemble import Parts, assemble
+from polyfed.data.catalogue import Known
+from polyfed.data.parquet import IMAGE_NAMES, LABEL_NAMES
+from polyfed.data.pictures import PictureStack
+from polyfed.errors import InputError, nearest
+
+_WORDS = {"train": "train", "test": "test", "valid": "valid", "validation": "valid", "val": "valid"}
+_SECONDS_TO_ANSWER = 5.0
+_log = logging.getLogger(__name__)
+
+
+def decode_hub(known: Known, looked: str, accepted: str) -> Decoded:
+    """Download a dataset of the catalogue; the other words are for the error: where else it was sought, and how."""
+    try:
+        _check_reachable()
+        from datasets import load_dataset
+
+        _log.warning("downloading dataset '%s' from the Hugging Face hub (%s)", known.name, known.hub)
+        data = load_dataset(known.hub, known.hub_config)
+    except Exception as error:  # whatever the network or the hub did, the user gets one sentence
+        raise InputError(
+            f"dataset '{known.name}' was not found: {looked}, and the Hugging Face hub ({known.hub}) gave nothing "
+            f"({' '.join(str(error).split())[:200]}); set data.root to a folder with its files: {accepted}"
+        ) from error
+    parts = _parts(known.name, data, None, None, known)
+    parts.kind = f"hub:{known.hub}"
+    return assemble(known, parts)
+
+
+def _check_reachable() -> None:
+    """Fail at once where there is no network; the hub's own client would try again for half a minute."""
+    if os.environ.get("HF_HUB_OFFLINE") or urllib.request.getproxies():
+        return
+    host = urllib.parse.urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
+    port = host.port or (80 if host.scheme == "http" else 443)
+    with socket.create_connection((host.hostname or "huggingface.co", port), timeout=_SECONDS_TO_ANSWER):
+        pass
+
+
+def decode_huggingface(name: str, data: Any, *, image: str | None, label: str | None) -> Decoded:
+    """Decode a user's `Dataset` (all of it trains) or `DatasetDict` (train, test or else validation)."""
+    parts = _parts(name, data, image, label, None)
+    if parts.train is None:
+        raise InputError(f"{name}: the splits are {', '.join(data) or 'none'}, but one named 'train' is needed")
+    test = parts.test if parts.test is not None else parts.valid
+    names = parts.class_names
+    if names is None:
+        highest = max(int(part.labels.max()) for part in (parts.train, test) if part is not None)
+        names = tuple(str(number) for number in range(highest + 1))
+    return Decoded(parts.train, test, names, "Hugging Face dataset (jpeg)" if parts.jpeg else "Hugging Face dataset")
+
+
+def _parts(name: str, data: Any, image: str | None, label: str | None, known: Known | None) -> Parts:
+    splits = dict(data) if isinstance(data, dict) else {"train": data}
+    parts = Parts("hub")
+    for split, rows in splits.items():
+        word = _WORDS.get(str(split))
+        if word is not None and not (word == "test" and known is not None and known.valid_is_test):
+            where = f"{name}, split {split}"
+            if not hasattr(rows, "features") or not hasattr(rows, "__len__"):
+                raise InputError(
+                    f"{where} is a {type(rows).__name__}, but a Dataset of the datasets library is needed"
+                )
+            parts.put(word, _part(where, rows, image, label, known, parts), where)
+    return parts
+
+
+def _part(where: str, rows: Any, image: str | None, label: str | None, known: Known | None, parts: Parts) -> Part:
+    from datasets import ClassLabel, Image
+
+    features = rows.features
+    encoded = [column for column, kind in features.items() if isinstance(kind, Image)]
+    named = [column for column, kind in features.items() if isinstance(kind, ClassLabel)]
+    image = _column(where, list(features), image, [*encoded, *IMAGE_NAMES])
+    label = _column(where, list(features), label, [*(c for c in LABEL_NAMES if c in named), *named, *LABEL_NAMES])
+    if isinstance(features[label], ClassLabel):
+        parts.class_names = tuple(features[label].names)
+    labels = as_labels(np.asarray(rows.with_format("numpy")[label][:]), f"{where}, column '{label}'")
+    if not isinstance(features[image], Image):
+        pixels = as_pixels(np.asarray(rows.with_format("numpy")[image][:]), f"{where}, column '{image}'")
+        return checked_part(pixels, labels, where)
+    stack = PictureStack(
+        len(rows), channels=None if known is None else known.shape[0], resize=None if known is None else known.resize
+    )
+    for number, row in enumerate(rows.select_columns([image]).cast_column(image, Image(decode=False))):
+        content = row[image]["bytes"]
+        if content is None:
+            raise InputError(f"{where}, row {number}: the picture is a link to a file; embed the bytes first")
+        stack.add(content, f"{where}, row {number}")
+    if len(labels) == 0:
+        raise InputError(f"{where} has no rows, but at least one picture is needed")
+    parts.jpeg |= stack.jpeg
+    parts.resized |= stack.resized
+    return Part(stack.pixels(), labels)
+
+
+def _column(where: str, present: list[str], wanted: str | None, usual: list[str]) -> str:
+    if wanted is not None:
+        if wanted not in present:
+            raise InputError(f"{where} has no column '{wanted}'; {nearest(wanted, present)}")
+        return wanted
+    for column in usual:
+        if column in present:
+            return column
+    raise InputError(f"{where} has no column like '{usual[-1]}'; name it, the columns are {', '.join(present)}")

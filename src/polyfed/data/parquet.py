@@ -1,0 +1,118 @@
+"""Reader of parquet files in the image layout of Hugging Face datasets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polyfed.data.arrays import Ints, Part
+from polyfed.data.assemble import Found, Parts
+from polyfed.data.catalogue import Known
+from polyfed.data.pictures import PictureStack
+from polyfed.errors import InputError, nearest
+
+PATTERNS = {"train": "train*.parquet", "valid": "val*.parquet", "test": "test*.parquet"}
+IMAGE_NAMES = ("image", "img")
+LABEL_NAMES = ("label", "fine_label", "labels")
+_ROWS = 1024
+
+
+def find_parquet(folder: Path, known: Known) -> Found | None:
+    """Files by part, in the order of their names; also in a subfolder `data`, as on the hub."""
+    for place in (folder, folder / "data"):
+        found = {word: sorted(place.glob(pattern)) for word, pattern in PATTERNS.items()}
+        found = {word: files for word, files in found.items() if files}
+        if found:
+            return found
+    return None
+
+
+def read_parquet(folder: Path, found: Found, known: Known) -> Parts:
+    """Decode all rows; class names come from the schema where Hugging Face wrote them."""
+    from pyarrow import ArrowException
+
+    parts = Parts("parquet")
+    for word, files in found.items():
+        opened = [_open(file) for file in files]
+        stack = PictureStack(
+            sum(int(table.metadata.num_rows) for table in opened), channels=known.shape[0], resize=known.resize
+        )
+        labels: list[Ints] = []
+        for file, table in zip(files, opened, strict=True):
+            try:
+                labels += _read_file(file, table, stack, parts)
+            except (ArrowException, OSError) as error:
+                raise InputError(f"{file} is damaged ({_short(error)}); a whole parquet file is needed") from error
+        if not any(len(some) for some in labels):
+            raise InputError(f"{files[0]} has no rows, but at least one picture is needed")
+        parts.put(word, Part(stack.pixels(), np.concatenate(labels)), str(files[0]))
+        parts.jpeg |= stack.jpeg
+        parts.resized |= stack.resized
+    return parts
+
+
+def _open(file: Path) -> Any:
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        return ParquetFile(file)
+    except (ArrowException, OSError) as error:
+        raise InputError(f"{file} is not a whole parquet file ({_short(error)})") from error
+
+
+def _read_file(file: Path, table: Any, stack: PictureStack, parts: Parts) -> list[Ints]:
+    schema = table.schema_arrow
+    image, label = _column(file, schema.names, IMAGE_NAMES), _column(file, schema.names, LABEL_NAMES)
+    names = _class_names(schema, label)
+    if names is not None:
+        if parts.class_names not in (None, names):
+            raise InputError(f"{file} names other classes in its schema than the files before it; they must agree")
+        parts.class_names = names
+    labels: list[Ints] = []
+    row = 0
+    for batch in table.iter_batches(batch_size=_ROWS, columns=[image, label]):
+        column = batch.column(batch.schema.get_field_index(label))
+        if column.null_count or column.type not in _whole_number_types():
+            raise InputError(
+                f"{file}: column '{label}' has type {column.type} and {column.null_count} missing labels; "
+                "whole numbers are needed"
+            )
+        labels.append(column.to_numpy(zero_copy_only=False).astype(np.int64))
+        for entry in batch.column(batch.schema.get_field_index(image)).to_pylist():
+            content = entry.get("bytes") if isinstance(entry, dict) else entry
+            if not isinstance(content, bytes):
+                raise InputError(
+                    f"{file}, row {row}: no picture bytes in column '{image}'; a struct with `bytes` is needed"
+                )
+            stack.add(content, f"{file}, row {row}")
+            row += 1
+    return labels
+
+
+def _whole_number_types() -> tuple[Any, ...]:
+    import pyarrow as pa
+
+    return (pa.int64(), pa.int32(), pa.int16(), pa.int8(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
+
+
+def _column(file: Path, present: list[str], wanted: tuple[str, ...]) -> str:
+    for name in wanted:
+        if name in present:
+            return name
+    raise InputError(f"{file} has no column '{wanted[0]}'; {nearest(wanted[0], present)}")
+
+
+def _class_names(schema: Any, label: str) -> tuple[str, ...] | None:
+    try:
+        features = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
+        return tuple(str(name) for name in features[label]["names"])
+    except (TypeError, KeyError, ValueError):
+        return None  # plain parquet files say nothing about classes
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

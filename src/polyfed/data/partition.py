@@ -1,0 +1,154 @@
+"""Who gets which samples: every partition scheme behind one function, and test sets that match it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polyfed.data.arrays import Ints
+from polyfed.data.flower import flower
+from polyfed.data.label_skew import check_classes_per_client, pathological, pfedhn
+from polyfed.data.partition_file import Partition, read, save
+from polyfed.data.ratio import dominance, ratio_of
+from polyfed.data.settings import SCHEMES, Option, Scheme, settings_of
+from polyfed.data.skew import dirichlet, iid
+from polyfed.data.split import check_fraction, local_split
+from polyfed.errors import InputError
+
+__all__ = ["SCHEMES", "Option", "Partition", "Scheme", "make", "matched_test", "read", "save"]
+
+# PFLlib's batch size, for the smallest sensible client when no batch size is given.
+_USUAL_BATCH = 10
+
+
+def make(
+    labels: Ints,
+    classes: int,
+    clients: int,
+    settings: Mapping[str, object],
+    *,
+    test_fraction: float,
+    rng: np.random.Generator,
+    batch_size: int | None = None,
+    validation_fraction: float = 0.0,
+) -> Partition:
+    """Share the samples out as `settings` says (its `scheme` and that scheme's options), then split each share.
+
+    `batch_size` only matters for the smallest amounts of an unbalanced `pathological` split.
+    """
+    name, options = settings_of(settings)
+    labels = _checked_labels(labels, classes)
+    check_fraction(test_fraction)
+    check_fraction(test_fraction + validation_fraction, "data.test_fraction plus the validation fraction")
+    if clients < 1:
+        raise InputError(f"clients is {clients}, but at least 1 is needed")
+    if name == "file":
+        return read(Path(options["path"]), clients=clients, samples=len(labels))
+    if clients > len(labels):
+        raise InputError(
+            f"data.partition: {len(labels)} samples are too few for {clients} clients, so client {len(labels)} would "
+            "be empty; use fewer clients or more samples"
+        )
+    notes: list[str] = []
+    if name == "ratio" and options["reading"] == "split":
+        test_fraction, validation_fraction, note = _split_reading(options["ratio"])
+        notes.append(note)
+    least = min((batch_size or _USUAL_BATCH) / (test_fraction or 1.0), len(labels) / (2 * clients))
+    shares, more = _shares(name, options, labels, classes, clients, rng, least)
+    _refuse_empty(shares)
+    kept, test = local_split(shares, labels, test_fraction, rng)
+    train, validation = local_split(kept, labels, validation_fraction / (1.0 - test_fraction), rng)
+    return Partition(tuple(train), tuple(test), (*notes, *more), tuple(validation) if validation_fraction else ())
+
+
+def _checked_labels(labels: Ints, classes: int) -> Ints:
+    labels = np.asarray(labels, dtype=np.int64)
+    if labels.ndim != 1 or len(labels) == 0:
+        raise InputError(f"labels have shape {labels.shape}, but one label per sample and at least one are needed")
+    if labels.min() < 0 or labels.max() >= classes:
+        raise InputError(
+            f"labels go from {labels.min()} to {labels.max()}, but with {classes} classes they must be "
+            f"from 0 to {classes - 1}"
+        )
+    return labels
+
+
+def _shares(
+    name: str,
+    options: dict[str, Any],
+    labels: Ints,
+    classes: int,
+    clients: int,
+    rng: np.random.Generator,
+    least: float,
+) -> tuple[list[Ints], list[str]]:
+    if name == "iid":
+        return iid(labels, clients, rng, **options), []
+    if name == "dirichlet":
+        return dirichlet(labels, classes, clients, rng, **options), []
+    if name == "pathological":
+        return pathological(labels, classes, clients, rng, least=least, **options)
+    if name == "pfedhn":
+        return pfedhn(labels, classes, clients, rng, **options)
+    if name == "flower":
+        return flower(labels, clients, rng, **options)
+    if options["reading"] == "dominance":
+        parts = ratio_of(options["ratio"])
+        return dominance(labels, classes, clients, rng, parts=parts, groups=options["groups"])
+    per_client = options["classes_per_client"] or max(classes // 10, 1)
+    check_classes_per_client(per_client, classes)
+    return pathological(
+        labels,
+        classes,
+        clients,
+        rng,
+        classes_per_client=per_client,
+        variant="pfllib",
+        balance=True,
+        cover_all=False,
+        least=least,
+    )
+
+
+def _split_reading(ratio: Any) -> tuple[float, float, str]:
+    """2.5, `split`: the ratio is train:validation:test of each client's own data."""
+    parts = ratio_of(ratio)
+    if len(parts) != 3:
+        raise InputError(
+            f"data.partition.ratio has {len(parts)} parts, but reading 'split' needs three: train, validation, test"
+        )
+    note = (
+        f"the ratio sets the local split: {parts[1]:.0%} validation and {parts[2]:.0%} test, not data.test_fraction"
+    )
+    return parts[2], parts[1], note
+
+
+def _refuse_empty(shares: list[Ints]) -> None:
+    for client, share in enumerate(shares):
+        if len(share) == 0:
+            raise InputError(
+                f"data.partition leaves client {client} empty; use fewer clients, more samples or a milder split"
+            )
+
+
+def matched_test(
+    partition: Partition, train_labels: Ints, test_labels: Ints, classes: int, rng: np.random.Generator
+) -> tuple[Ints, ...]:
+    """2.6 `matched`: the official test part shared out, each class in proportion to who trains on it."""
+    train_labels, test_labels = np.asarray(train_labels), np.asarray(test_labels)
+    held = np.stack([np.bincount(train_labels[mine], minlength=classes) for mine in partition.train])
+    pieces: list[list[Ints]] = [[] for _ in partition.train]
+    for label in range(classes):
+        samples = rng.permutation(np.flatnonzero(test_labels == label))
+        total = int(held[:, label].sum())
+        if total == 0:
+            continue
+        # floor(cumsum(share) * n_c) in whole numbers, so that no rounding error moves a cut.
+        ends = np.cumsum(held[:, label]) * len(samples) // total
+        for client, piece in enumerate(np.split(samples, ends[:-1])):
+            if len(piece):
+                pieces[client].append(piece)
+    return tuple(np.sort(np.concatenate([np.empty(0, dtype=np.int64), *mine])) for mine in pieces)

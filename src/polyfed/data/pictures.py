@@ -1,0 +1,89 @@
+"""Encoded pictures (JPEG, PNG, WebP, ...) to one array of pixels of one size."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polyfed.data.arrays import Pixels
+from polyfed.errors import InputError
+
+_GREY_MODES = ("1", "L", "LA", "I", "I;16", "F")
+_MOST_PIXELS = 50_000_000
+
+
+class PictureStack:
+    """Collects a known number of pictures. The first one sets the size unless a size to scale to is given.
+
+    With `channels` None the first picture also decides between grey and colour.
+    """
+
+    def __init__(self, number: int, *, channels: int | None, resize: int | None) -> None:
+        self._number = number
+        self._filled = 0
+        self._channels = channels
+        self._all_grey = False
+        self._resize = resize
+        self._pixels: Pixels | None = None
+        self.jpeg = False
+        self.resized = False
+
+    def add(self, encoded: bytes | Path, where: str) -> None:
+        """Decode one more picture; `where` names it in errors."""
+        array = self._decode(encoded, where)
+        if self._pixels is None:
+            self._pixels = np.empty((self._number, *array.shape), dtype=np.uint8)
+        if array.shape != self._pixels.shape[1:]:
+            raise InputError(
+                f"{where}: the picture is {_size(array.shape)}, but the first one is "
+                f"{_size(self._pixels.shape[1:])}; all pictures need one size"
+            )
+        self._pixels[self._filled] = array
+        self._filled += 1
+
+    def pixels(self) -> Pixels:
+        """All pictures, (n, C, H, W)."""
+        if self._pixels is None or self._filled != self._number:
+            raise ValueError(f"{self._filled} of {self._number} pictures were added")
+        return self._pixels
+
+    def _decode(self, encoded: bytes | Path, where: str) -> Pixels:
+        from PIL import Image
+
+        try:
+            with Image.open(io.BytesIO(encoded) if isinstance(encoded, bytes) else encoded) as picture:
+                if picture.width * picture.height > _MOST_PIXELS:
+                    raise InputError(
+                        f"{where}: the picture is {picture.width}x{picture.height}, too large to be decoded"
+                    )
+                self.jpeg |= picture.format in ("JPEG", "MPO")
+                array = np.asarray(self._fitted(picture, where))
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            raise InputError(f"{where}: the picture cannot be decoded ({error}); a whole image is needed") from error
+        return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
+
+    def _fitted(self, picture: Any, where: str) -> Any:
+        from PIL import Image
+
+        grey = picture.mode in _GREY_MODES
+        if self._channels is None:
+            self._channels = 1 if grey else 3
+            self._all_grey = grey
+        elif self._all_grey and not grey:
+            raise InputError(f"{where}: the picture is in colour, but the first one is grey; all need one kind")
+        converted = picture.convert("L" if self._channels == 1 else "RGB")
+        if self._resize is None or converted.size == (self._resize, self._resize):
+            return converted
+        self.resized = True
+        width, height = converted.size
+        side = min(width, height)
+        left, top = (width - side) // 2, (height - side) // 2
+        square = converted.crop((left, top, left + side, top + side))
+        return square.resize((self._resize, self._resize), Image.Resampling.BICUBIC)
+
+
+def _size(shape: tuple[int, ...]) -> str:
+    return "x".join(str(extent) for extent in shape)

@@ -1,0 +1,1 @@
+"""Engines: they only answer "run this step on these clients with these payloads"."""

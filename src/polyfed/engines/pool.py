@@ -1,0 +1,222 @@
+"""The default on one machine: worker processes with one torch thread each, in which clients stay.
+
+A client goes back to the worker that last held it, so its model does not travel. A worker that has nothing left to do
+takes a client from the longest queue; that client's state then comes from the store. A worker that dies is replaced,
+and the tasks it had are given out again: they name the state to start from, so nothing is done twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from polyfed.core.engine import Answer, Call, Failure, Task
+from polyfed.engines import wire, zygote
+from polyfed.errors import RunError
+
+PREFETCH = 64 << 10  # a message this small fits the socket's buffer, so it can wait there for a busy worker
+DEATHS = 3  # a task that took so many workers with it is given up
+
+
+@dataclass
+class _Worker:
+    index: int
+    pid: int
+    connection: Connection
+    running: deque[int] = field(default_factory=deque)  # task numbers, the first is being worked on
+    since: float = 0.0
+    call: int | None = None  # the call whose shared payload it holds
+
+
+class PoolEngine:
+    """Runs tasks on worker processes."""
+
+    def __init__(
+        self, maker: str, description: Mapping[str, Any], workers: int, *, gpus: int = 0, timeout: float | None = None
+    ) -> None:
+        self._first = {"maker": maker, "description": description}
+        self._gpus = gpus
+        self._timeout = timeout
+        self._zygote = zygote.take()
+        self._home: dict[str, int] = {}
+        self._workers = [self._start(index) for index in range(workers)]
+
+    @property
+    def pids(self) -> list[int]:
+        """The workers' process ids."""
+        return [worker.pid for worker in self._workers]
+
+    def call(self, call: Call, shared: bytes, tasks: Sequence[Task]) -> Iterator[Answer]:
+        return _Round(self, call, shared, tasks, self._timeout).answers()
+
+    def peak_memory(self) -> int:
+        total = 0
+        for worker in self._workers:
+            try:
+                wire.send(worker.connection, {"do": "memory"})
+                total += int(wire.receive(worker.connection)[0]["peak"])
+            except (EOFError, OSError):
+                continue
+        return total
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.connection.close()
+        self._zygote.close()
+
+    # workers
+
+    def _start(self, index: int) -> _Worker:
+        if not self._zygote.alive:
+            self._zygote.close()
+            self._zygote = zygote.Zygote()
+        pid, connection = self._zygote.fork()
+        worker = _Worker(index, pid, connection)
+        wire.send(connection, {**self._first, "gpu": index % self._gpus if self._gpus else None})
+        return worker
+
+    def replace(self, worker: _Worker) -> _Worker:
+        """A new worker in the place of one that is gone or must go."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker.pid, signal.SIGKILL)
+        worker.connection.close()
+        self._workers[worker.index] = fresh = self._start(worker.index)
+        return fresh
+
+    def workers(self) -> list[_Worker]:
+        return self._workers
+
+    def home(self, client: str, turn: int) -> int:
+        """The worker that holds a client; a new client goes to the next worker in turn."""
+        return self._home.get(client, turn % len(self._workers))
+
+    def settle(self, client: str, worker: int) -> None:
+        self._home[client] = worker
+
+
+class _Round:
+    """One call in progress."""
+
+    def __init__(
+        self, pool: PoolEngine, call: Call, shared: bytes, tasks: Sequence[Task], timeout: float | None
+    ) -> None:
+        self._pool = pool
+        self._call = call
+        self._shared = shared
+        self._tasks = tasks
+        self._timeout = timeout
+        self._queues: list[deque[int]] = [deque() for _ in pool.workers()]
+        self._done: dict[int, Answer] = {}
+        self._deaths: dict[int, int] = {}
+        self._window = max(8, 4 * len(pool.workers()))  # answers that may wait for their turn
+        self._next = 0
+        for number, task in enumerate(tasks):
+            self._queues[pool.home(task.client, number)].append(number)
+
+    def answers(self) -> Iterator[Answer]:
+        """Answers in the order of the tasks."""
+        try:
+            while self._next < len(self._tasks):
+                for worker in list(self._pool.workers()):
+                    self._feed(worker)
+                if self._next not in self._done:
+                    self._collect()
+                while self._next in self._done:
+                    answer = self._done.pop(self._next)
+                    self._next += 1
+                    yield answer
+        finally:
+            self._drain()
+
+    def _feed(self, worker: _Worker) -> None:
+        """Give a worker its next task, and one more to wait in its socket if that is small."""
+        while len(worker.running) < 2:
+            number = self._pick(worker)
+            if number is None:
+                return
+            task = self._tasks[number]
+            if worker.running and (len(task.own) > PREFETCH or worker.call != self._call.number):
+                self._queues[worker.index].appendleft(number)
+                return
+            self._pool.settle(task.client, worker.index)
+            if not worker.running:
+                worker.since = time.monotonic()
+            worker.running.append(number)
+            try:
+                if worker.call != self._call.number:
+                    wire.send(worker.connection, {"do": "call", "call": wire.call_to_json(self._call)}, self._shared)
+                    worker.call = self._call.number
+                wire.send(worker.connection, {"do": "task", "task": wire.task_to_json(task)}, task.own)
+            except OSError:
+                self._lost(worker)
+                return
+
+    def _pick(self, worker: _Worker) -> int | None:
+        own = self._queues[worker.index]
+        if not own and worker.running:
+            return None  # it takes from others only when it would stand idle
+        queue = own or max(self._queues, key=len)
+        if not queue or queue[0] >= self._next + self._window:
+            return None
+        return queue.popleft()
+
+    def _collect(self) -> None:
+        """Wait for an answer, a death or a deadline."""
+        busy = {worker.connection: worker for worker in self._pool.workers() if worker.running}
+        patience = None
+        if self._timeout is not None:
+            first = min(worker.since for worker in busy.values())
+            patience = max(0.0, first + self._timeout - time.monotonic())
+        for connection in wait(list(busy), patience):
+            worker = busy[connection]  # type: ignore[index]
+            try:
+                head, frame = wire.receive(worker.connection)
+            except (EOFError, OSError):
+                self._lost(worker)
+                continue
+            if "broken" in head:
+                raise RunError(f"a worker could not be set up: {head['broken']}")
+            self._done[worker.running.popleft()] = wire.answer_from_json(head, frame)
+            worker.since = time.monotonic()
+        if self._timeout is not None:
+            for worker in list(busy.values()):
+                if worker.running and time.monotonic() - worker.since >= self._timeout:
+                    self._late(worker)
+
+    def _lost(self, worker: _Worker) -> None:
+        """A worker died: its tasks go to its successor, unless the running one keeps killing workers."""
+        numbers = list(worker.running)
+        fresh = self._pool.replace(worker)
+        running = numbers[0]
+        self._deaths[running] = self._deaths.get(running, 0) + 1
+        if self._deaths[running] >= DEATHS:
+            numbers.pop(0)
+            why = Failure("died", f"its worker process died {DEATHS} times while it ran")
+            self._done[running] = Answer(self._tasks[running].client, failure=why)
+        self._queues[fresh.index].extendleft(reversed(numbers))
+
+    def _late(self, worker: _Worker) -> None:
+        numbers = list(worker.running)
+        fresh = self._pool.replace(worker)
+        late = numbers.pop(0)
+        why = Failure("timeout", f"no answer within {self._timeout:g} seconds")
+        self._done[late] = Answer(self._tasks[late].client, failure=why)
+        self._queues[fresh.index].extendleft(reversed(numbers))
+
+    def _drain(self) -> None:
+        """Leave no answer behind when a caller stops listening in the middle of a call."""
+        for worker in list(self._pool.workers()):
+            while worker.running:
+                try:
+                    wire.receive(worker.connection)
+                except (EOFError, OSError):
+                    self._pool.replace(worker)
+                    break
+                worker.running.popleft()

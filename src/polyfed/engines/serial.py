@@ -1,0 +1,25 @@
+"""Everything in this process, one client after the other: the reference that every other engine must equal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from polyfed.core.engine import Answer, Call, Task
+from polyfed.core.host import Host
+
+
+class SerialEngine:
+    """Runs tasks in order, through the same bytes as every other engine."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def call(self, call: Call, shared: bytes, tasks: Sequence[Task]) -> Iterator[Answer]:
+        for task in tasks:
+            yield self._host.handle(call, task, shared)
+
+    def peak_memory(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,49 @@
+"""Messages between the pool and its workers: a JSON head and one block of bytes, over a local socket."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from typing import Any
+
+from polyfed.core.engine import Answer, Call, Failure, Task, Trained
+
+
+def send(connection: Connection, head: Mapping[str, Any], block: bytes = b"") -> None:
+    text = json.dumps(head).encode()
+    connection.send_bytes(b"".join((len(text).to_bytes(4, "little"), text, block)))
+
+
+def receive(connection: Connection) -> tuple[dict[str, Any], bytes]:
+    data = connection.recv_bytes()
+    end = 4 + int.from_bytes(data[:4], "little")
+    head: dict[str, Any] = json.loads(data[4:end])
+    return head, data[end:]
+
+
+def call_to_json(call: Call) -> dict[str, Any]:
+    return asdict(call)
+
+
+def call_from_json(head: Mapping[str, Any]) -> Call:
+    return Call(head["number"], head["round"], tuple(head["steps"]), tuple(head["labels"]), tuple(head["measures"]))
+
+
+def task_to_json(task: Task) -> dict[str, Any]:
+    return {"client": task.client, "base": task.base, "discard": list(task.discard)}
+
+
+def task_from_json(head: Mapping[str, Any], own: bytes) -> Task:
+    return Task(head["client"], head["base"], own, tuple(head["discard"]))
+
+
+def answer_to_json(answer: Answer) -> dict[str, Any]:
+    return {**asdict(answer), "frame": None}
+
+
+def answer_from_json(head: Mapping[str, Any], frame: bytes) -> Answer:
+    failure = Failure(**head["failure"]) if head["failure"] else None
+    trained = tuple(Trained(**item) for item in head["trained"])
+    return Answer(head["client"], frame, failure, head["digest"], head["seconds"], trained)

@@ -1,0 +1,58 @@
+"""The life of one pool worker: build the federation's clients on demand, run tasks, answer."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import resource
+import sys
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+import polyfed.federation  # noqa: F401  (imported once in the zygote, so that every fork has it)
+from polyfed.core.engine import Call
+from polyfed.core.host import Host
+from polyfed.engines import wire
+
+
+def serve(connection: Connection) -> None:
+    """Answer until the other end hangs up. The first message says how to make the host."""
+    torch.set_num_threads(1)  # one core each; also what makes results independent of the number of workers
+    call = Call(0, 0)
+    shared = b""
+    try:
+        head, _ = wire.receive(connection)
+        if head.get("gpu") is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = str(head["gpu"])
+        try:
+            host = make_host(head["maker"], head["description"])
+        except Exception as error:
+            wire.send(connection, {"broken": f"{type(error).__name__}: {error}"})
+            return
+        while True:
+            head, block = wire.receive(connection)
+            if head["do"] == "call":
+                call, shared = wire.call_from_json(head["call"]), block
+            elif head["do"] == "task":
+                answer = host.handle(call, wire.task_from_json(head["task"], block), shared)
+                wire.send(connection, wire.answer_to_json(answer), answer.frame)
+            else:
+                wire.send(connection, {"peak": peak_rss()})
+    except (EOFError, ConnectionError):
+        return
+
+
+def make_host(maker: str, description: Mapping[str, Any]) -> Host:
+    """`maker` is 'module:function' of ours, which turns a description into a host."""
+    module, _, name = maker.partition(":")
+    function: Callable[[Mapping[str, Any]], Host] = getattr(importlib.import_module(module), name)
+    return function(description)
+
+
+def peak_rss() -> int:
+    """Peak resident bytes of this process."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,112 @@
+"""A process that has imported everything once, and from which workers are forked.
+
+Starting it needs no torch in the caller, so a command can start it first and import meanwhile. Forking from it takes
+milliseconds, shares the memory of imported libraries between workers, and never runs the user's main script again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from multiprocessing.connection import Connection
+
+from polyfed.errors import InputError, RunError
+
+WORKER = "POLYFED_WORKER"  # set in the environment of every process that is a worker
+
+
+class Zygote:
+    """The caller's end: asks for workers."""
+
+    def __init__(self) -> None:
+        if not hasattr(os, "fork"):
+            raise InputError("engine 'pool' needs a POSIX system; set engine.name: serial")
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            # a session of its own: Ctrl-C in a terminal reaches the run, which then stops its workers itself
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "polyfed.engines.zygote", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, WORKER: "1"},
+            )
+
+    def fork(self) -> tuple[int, Connection]:
+        """A new worker: its process id and the connection to it."""
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                socket.send_fds(self._control, [b"fork"], [theirs.fileno()])
+            pid = self._control.recv(8)
+        except OSError as error:
+            raise RunError(f"the pool's starting process is gone ({error})") from None
+        if len(pid) < 8:
+            raise RunError(f"the pool could not start a worker (exit code {self._process.wait(10)})")
+        return int.from_bytes(pid, "little"), Connection(ours.detach())
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def close(self) -> None:
+        self._control.close()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+_waiting: list[Zygote] = []
+
+
+def start_early() -> None:
+    """Start a zygote now, to be used by the next pool of this process."""
+    if not _waiting:
+        _waiting.append(Zygote())
+
+
+def take() -> Zygote:
+    """The zygote that was started early, if it still lives, or a new one."""
+    while _waiting:
+        early = _waiting.pop()
+        if early.alive:
+            return early
+        early.close()
+    return Zygote()
+
+
+def drop_early() -> None:
+    """End a zygote that nobody took."""
+    while _waiting:
+        _waiting.pop().close()
+
+
+def main(descriptor: int) -> None:
+    """The zygote's own life: import, then fork on request until the caller hangs up."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    from polyfed.engines import worker  # imports torch and all that a worker needs
+
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps workers
+    control = socket.socket(fileno=descriptor)
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, 16, 1)
+        if not message or not descriptors:
+            return
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            control.close()
+            worker.serve(Connection(descriptors[0]))
+            os._exit(0)
+        os.close(descriptors[0])
+        control.sendall(pid.to_bytes(8, "little"))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

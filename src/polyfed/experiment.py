@@ -1,0 +1,337 @@
+"""The one place where a config becomes a federation and rounds happen."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+
+import polyfed
+from polyfed.config import Config, size_in_bytes
+from polyfed.core import rng
+from polyfed.core.codec import decode, encode
+from polyfed.core.cohort import Cohort
+from polyfed.core.door import Door, TooFewRepliesError
+from polyfed.core.engine import Engine
+from polyfed.core.server import Server
+from polyfed.data import partition_file
+from polyfed.engines.pool import PoolEngine
+from polyfed.engines.serial import SerialEngine
+from polyfed.errors import InputError, PolyfedError, RunError
+from polyfed.federation import MAKER, Federation, host_of
+from polyfed.results import summary
+from polyfed.runs.checkpoint import Checkpoint, Checkpoints
+from polyfed.runs.folder import RunFolder
+
+
+class Observer(Protocol):
+    """Somebody who watches a run: a progress bar, a tracker."""
+
+    def started(self, config: Config, folder: Path, done: int) -> None: ...
+
+    def round_done(self, record: dict[str, Any]) -> None: ...
+
+    def note(self, sentence: str) -> None: ...
+
+
+class StoppedError(PolyfedError):
+    """The user stopped the run; its checkpoint is whole."""
+
+    exit_code = 130
+
+
+@dataclass
+class Experiment:
+    """A federation, its run folder, and the loop over rounds."""
+
+    federation: Federation
+    folder: RunFolder
+    observers: list[Observer] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.config = self.federation.config
+        self.roster = self.federation.profiles()
+        self.federation.check_needs(self.roster)
+        self._measured: dict[str, dict[str, tuple[int, int]]] = {}
+        self._stop = False
+
+    def run(self) -> dict[str, Any]:
+        """From the last whole checkpoint, or from the start, to the result."""
+        self.folder.lock()
+        try:
+            with one_torch_thread(), self._stopping_politely():
+                return self._run()
+        except PolyfedError as error:
+            if not isinstance(error, StoppedError):
+                self.folder.event("failed", message=str(error))
+            raise
+        finally:
+            self.folder.unlock()
+
+    # the loop
+
+    def _run(self) -> dict[str, Any]:
+        checkpoints = Checkpoints(self.folder.checkpoint_folder)
+        partition_file.save(self.federation.partition, self.folder.partition_file)
+        engine = make_engine(self.federation, checkpoints.store.folder, self.folder.checkpoint_folder / "federation")
+        try:
+            door = Door(
+                self.federation.method,
+                engine,
+                self.roster,
+                min_replies=self.config.failures.min_replies,
+                message_limit=size_in_bytes(self.config.engine.message_limit),
+            )
+            server = Server(
+                self.roster,
+                self.federation.dataset.classes,
+                self.config.rounds,
+                self.config.seed,
+                self.federation.common_model,
+            )
+            history = self._begin(checkpoints, door, server)
+            done = len(history)
+            saved_at, saved_round = time.monotonic(), done
+            for number in range(done + 1, self.config.rounds + 1):
+                record = self._round(number, door, server)
+                history.append(record)
+                self.folder.event("round", **record)
+                for observer in self.observers:
+                    observer.round_done(record)
+                last = number == self.config.rounds
+                old = time.monotonic() - saved_at >= self.config.checkpoint.seconds
+                if last or old or self._stop:
+                    checkpoints.save(Checkpoint(number, server.state, door.ledger, history))
+                    door.pinned = [*door.pinned[-1:], dict(door.ledger.versions)]
+                    saved_at, saved_round = time.monotonic(), number
+                if self._stop and not last:
+                    self.folder.event("stopped", round=saved_round)
+                    raise StoppedError(f"stopped after round {number}; go on with: polyfed resume {self.folder.path}")
+            return self._finish(checkpoints, door, server, history, engine)
+        finally:
+            engine.close()
+
+    def _begin(self, checkpoints: Checkpoints, door: Door, server: Server) -> list[dict[str, Any]]:
+        """Put everything where the last whole checkpoint left it; without one, at the start."""
+        last, damaged = checkpoints.newest()
+        for sentence in damaged:
+            self._note(sentence)
+        history: list[dict[str, Any]] = []
+        if last is None:
+            server.round = 0
+            self.federation.method.init(server)
+            self.folder.event("started", rounds=self.config.rounds, clients=self.config.clients)
+            for sentence in self.federation.partition.notes:
+                self._note(sentence)
+        else:
+            server.state, door.ledger, history = last.server, last.ledger, last.history
+            door.pinned = [dict(last.ledger.versions)]
+            self.folder.event("resumed", round=last.round)
+        checkpoints.store.keep_only(door.pinned)
+        for observer in self.observers:
+            observer.started(self.config, self.folder.path, len(history))
+        return history
+
+    def _round(self, number: int, door: Door, server: Server) -> dict[str, Any]:
+        """One round, repeated where too few clients answered and the config says so."""
+        repeats = self.config.failures.repeats if self.config.failures.on_too_few == "repeat" else 0
+        before = encode(server.state).data if repeats else b""
+        for attempt in range(repeats + 1):
+            try:
+                return self._attempt(number, door, server)
+            except TooFewRepliesError as error:
+                for failure in door.meter.failures:
+                    self.folder.event("failure", **failure)
+                if attempt == repeats:
+                    raise
+                self._note(f"{error}; the round is repeated")
+                door.undo_round()
+                server.state = dict(decode(before))
+        raise RunError(f"round {number} could not be finished")
+
+    def _attempt(self, number: int, door: Door, server: Server) -> dict[str, Any]:
+        door.begin_round(number)
+        server.round, server.events = number, []
+        self._measured = {}
+        last = number == self.config.rounds
+        due = last or number % self.config.evaluate.every == 0
+        wanted = self._measures() if due else ()
+        method = self.federation.method
+        everyone = self.federation.names
+        started = time.perf_counter()
+
+        def measure(names: tuple[str, ...]) -> None:
+            chosen = tuple(name for name in names if name in wanted)
+            if chosen:
+                self._measured.update(door.measure(everyone, chosen, method.publish(server)))
+
+        method.round(server, Cohort(door, self._selected(number), measure))
+        if last:
+            method.finish(server, Cohort(door, everyone, measure))
+        rest = tuple(name for name in wanted if name not in self._measured)
+        if rest:
+            measure(rest)
+        seconds = time.perf_counter() - started
+        for event in server.events:
+            self.folder.event("method", **{**event, "kind": event["event"], "event": None})
+        return self._record(number, door, seconds)
+
+    def _record(self, number: int, door: Door, seconds: float) -> dict[str, Any]:
+        """What is known about a round, as it goes into events, checkpoints and the result."""
+        meter = door.meter
+        for failure in meter.failures:
+            self.folder.event("failure", **failure)
+        for item in meter.left:
+            self.folder.event("left", round=number, **item)
+        accuracy = {}
+        for name, counts in self._measured.items():
+            by_client = [c / n if n else None for c, n in counts.values()]
+            known = [value for value in by_client if value is not None]
+            pooled = sum(c for c, _ in counts.values()) / max(1, sum(n for _, n in counts.values()))
+            # personal: weighted by held-out samples; global: all clients see the same samples, so a plain mean
+            value = pooled if name == "personal" else sum(known) / max(1, len(known))
+            accuracy[name] = {"value": value, "by_client": by_client}
+        return {
+            "round": number,
+            "accuracy": accuracy,
+            "loss": meter.task_loss(),
+            "up": meter.up,
+            "down": meter.down,
+            "overhead": {"up": meter.overhead_up, "down": meter.overhead_down},
+            "seconds": {
+                "total": seconds,
+                "train": meter.waited,
+                "evaluate": meter.evaluated,
+                "server": max(0.0, seconds - meter.waited - meter.evaluated),
+                "clients": meter.client_seconds,
+            },
+            "failures": [{k: f[k] for k in ("round", "client", "steps", "kind", "message")} for f in meter.failures],
+        }
+
+    def _finish(
+        self, checkpoints: Checkpoints, door: Door, server: Server, history: list[dict[str, Any]], engine: Engine
+    ) -> dict[str, Any]:
+        result = summary(
+            self.config,
+            history,
+            names=self.federation.names,
+            server_state=server.state,
+            digests=door.ledger.digests,
+            other_memory=engine.peak_memory(),
+            versions=versions(),
+            source=self.federation.dataset.source,
+        )
+        checkpoints.store.keep_only([door.ledger.versions])
+        self.folder.write_result(result)
+        self.folder.event("finished", state_hash=result["state_hash"])
+        return result
+
+    # helpers
+
+    def _selected(self, number: int) -> tuple[str, ...]:
+        """The clients of a round, in their fixed order."""
+        names, count = self.federation.names, self.config.per_round
+        if count == len(names):
+            return names
+        stream = rng.numpy_generator(self.config.seed, "participation", number)
+        return tuple(names[k] for k in sorted(stream.choice(len(names), size=count, replace=False).tolist()))
+
+    def _measures(self) -> tuple[str, ...]:
+        wanted = []
+        if self.config.evaluate.personal:
+            wanted.append("personal")
+        if self.config.evaluate.global_ and self.federation.global_test is not None:
+            wanted.append("global")
+        return tuple(wanted)
+
+    def _note(self, sentence: str) -> None:
+        self.folder.event("note", message=sentence)
+        for observer in self.observers:
+            observer.note(sentence)
+
+    @contextlib.contextmanager
+    def _stopping_politely(self) -> Iterator[None]:
+        """The first Ctrl-C or SIGTERM ends the run after its round, with a checkpoint; the second ends it at once."""
+
+        def ask_to_stop(number: int, frame: FrameType | None) -> None:
+            if self._stop:
+                raise KeyboardInterrupt
+            self._stop = True
+            self._note("stopping after this round, with a checkpoint; once more to stop at once")
+
+        try:
+            before = {number: signal.signal(number, ask_to_stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        except ValueError:  # not in the main thread: whoever runs it there handles signals
+            yield
+            return
+        try:
+            yield
+        except KeyboardInterrupt:
+            raise StoppedError(f"stopped; go on with: polyfed resume {self.folder.path}") from None
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Sums over threads depend on their number; with one, results are equal on every engine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def make_engine(federation: Federation, store: Path, scratch: Path) -> Engine:
+    """The engine that the config names."""
+    wanted = federation.config.engine
+    if wanted.name == "serial":
+        return SerialEngine(host_of(federation, store))
+    gpus = torch.cuda.device_count()
+    workers = wanted.workers if isinstance(wanted.workers, int) else gpus or available_cores()
+    workers = min(workers, max(1, federation.config.per_round))
+    description = {**federation.describe(scratch), "store": str(store)}
+    return PoolEngine(MAKER, description, workers, gpus=gpus, timeout=wanted.timeout)
+
+
+def available_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def versions() -> dict[str, str]:
+    """What a result depends on besides its config."""
+    return {
+        "polyfed": polyfed.__version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "platform": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def open_folder(path: Path, config: Config) -> RunFolder:
+    """The folder for a new run; one that exists must belong to the same config."""
+    folder = RunFolder(path)
+    if folder.exists():
+        from polyfed.config import parse
+
+        before = folder.config()
+        before.pop("versions", None)
+        if parse(before, str(folder.config_file)).hash() != config.hash():
+            raise InputError(
+                f"the run folder {path} exists with another config; choose another name or --out, or remove it"
+            )
+    elif path.exists() and any(path.iterdir()):
+        raise InputError(f"{path} exists and is not a run folder; choose another name or --out")
+    return folder

@@ -1,0 +1,251 @@
+"""A federation: from a config to clients with models and data. The same in this process and in every worker."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import itertools
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from polyfed import catalogue
+from polyfed.config import Config, parse, size_in_bytes
+from polyfed.core import needs as needs_room
+from polyfed.core import rng
+from polyfed.core.client import Client
+from polyfed.core.host import Host
+from polyfed.core.method import Method
+from polyfed.core.profile import Layout, Profile, layout
+from polyfed.data import dataset as datasets
+from polyfed.data import partition as partitions
+from polyfed.data.partition_file import Partition
+from polyfed.errors import InputError
+from polyfed.models import ModelSpec, SplitModel, build, group
+from polyfed.runs.store import FolderStore
+from polyfed.training import Samples, TrainSettings
+
+MAKER = "polyfed.federation:host_from_description"
+
+
+@dataclass
+class Federation:
+    """Who takes part, with which model and which data; makes clients on demand."""
+
+    config: Config
+    dataset: datasets.Dataset
+    partition: Partition
+    matched: tuple[np.ndarray[Any, Any], ...] | None  # personal test samples in the test split, where asked for
+    specs: tuple[ModelSpec, ...]
+    method: Method
+    global_test: Samples | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        test, limit = self.dataset.test, self.config.data.test_limit
+        self.global_test = None
+        if test is not None:
+            self.global_test = Samples(test.images, test.labels)
+            if limit is not None and limit < len(test.labels):
+                stream = rng.numpy_generator(self.seed, "test_limit")
+                chosen = datasets.balanced_limit(test.labels.numpy(), limit, stream)
+                self.global_test = self.global_test.subset(torch.from_numpy(chosen))
+
+    @property
+    def seed(self) -> int:
+        return self.config.seed
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(str(k) for k in range(self.config.clients))
+
+    # models
+
+    def model(self, name: str, *stream: str) -> SplitModel:
+        """A client's architecture with initial weights from a stream of its own name."""
+        with rng.seeded(self.seed, "init", *stream):
+            model = build(self.specs[int(name)], shape=self.dataset.shape, classes=self.dataset.classes)
+        return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+    def common_model(self, name: str) -> SplitModel:
+        """A client's architecture with the weights that all clients of that architecture may start from (R9)."""
+        return self.model(name, "common", str(self.specs[int(name)].to_json()))
+
+    def profiles(self) -> tuple[Profile, ...]:
+        """What the server knows of every client."""
+
+        @cache
+        def shapes(spec: ModelSpec) -> tuple[Layout, Layout, int]:
+            with torch.device("meta"):
+                model = build(spec, shape=self.dataset.shape, classes=self.dataset.classes)
+            return layout(model), layout(model.head), model.feature_dim
+
+        profiles = []
+        for name, spec, samples in zip(self.names, self.specs, self.partition.train, strict=True):
+            whole, head, features = shapes(spec)
+            profiles.append(Profile(name, spec.label, whole, head, features, self.dataset.classes, len(samples)))
+        return tuple(profiles)
+
+    def check_needs(self, profiles: Sequence[Profile]) -> None:
+        """Refuse a method that cannot work with these clients, naming those that can."""
+        others = [(name, catalogue.load(name).needs) for name in catalogue.catalogue() if name != self.method.name]
+        needs_room.check(type(self.method).__name__, self.method.needs, profiles, others)
+
+    # clients
+
+    def make(self, name: str) -> Client:
+        """A client as it is before its first step."""
+        k = int(name)
+        spec = self.specs[k]
+        model = self.common_model(name) if self.config.models.shared_init else self.model(name, name)
+        train = self._samples(self.partition.train[k], self.dataset.train)
+        if self.matched is not None and self.dataset.test is not None:
+            test = self._samples(self.matched[k], self.dataset.test)
+        else:
+            test = self._samples(self.partition.test[k], self.dataset.train)
+        profile = Profile(
+            name, spec.label, layout(model), layout(model.head), model.feature_dim, self.dataset.classes, len(train)
+        )
+        settings = TrainSettings(**self.config.train.model_dump())
+        return Client(profile, model, train, test, settings)
+
+    def _samples(self, indices: np.ndarray[Any, Any], split: datasets.Split) -> Samples:
+        at = torch.from_numpy(np.ascontiguousarray(indices))
+        return Samples(split.images[at], split.labels[at])
+
+    # to a worker and back
+
+    def describe(self, folder: Path) -> dict[str, Any]:
+        """All that a worker needs to make the same clients, as JSON; index arrays go to a file that it maps."""
+        folder.mkdir(parents=True, exist_ok=True)
+        parts = [*self.partition.train, *self.partition.test, *(self.matched or ())]
+        np.save(folder / "indices.npy", np.concatenate([np.asarray(p, np.int64) for p in parts]))
+        np.save(folder / "offsets.npy", np.cumsum([0, *(len(p) for p in parts)]))
+        return {
+            "config": self.config.to_dict(),
+            "dataset": str(self.dataset.folder),
+            "indices": str(folder),
+            "specs": [spec.to_json() for spec in self.specs],
+            "imports": list(self.config.imports),
+            "search": sys.path,
+            "store": "",
+        }
+
+    @classmethod
+    def from_description(cls, description: Mapping[str, Any]) -> Federation:
+        config = parse(description["config"])
+        sys.path[:] = description["search"]
+        import_all(description["imports"])
+        folder = Path(description["indices"])
+        indices = np.load(folder / "indices.npy", mmap_mode="r")
+        offsets = np.load(folder / "offsets.npy")
+        parts = [indices[a:b] for a, b in itertools.pairwise(offsets)]
+        n = config.clients
+        return cls(
+            config,
+            datasets.open_cached(Path(description["dataset"])),
+            Partition(tuple(parts[:n]), tuple(parts[n : 2 * n]), ()),
+            tuple(parts[2 * n :]) or None,
+            tuple(ModelSpec.from_json(entry) for entry in description["specs"]),
+            catalogue.make(config.method),
+        )
+
+
+def from_config(config: Config) -> Federation:
+    """Everything a config asks for: data loaded and shared out, models chosen, the method made."""
+    import_all(config.imports)
+    method = catalogue.make(config.method)
+    root = Path(config.data.root).expanduser() if config.data.root else None
+    specs = assign_models(config)
+    return from_parts(config, method, specs, datasets.load(config.data.dataset, root=root))
+
+
+def from_parts(config: Config, method: Method, specs: tuple[ModelSpec, ...], data: datasets.Dataset) -> Federation:
+    """A federation over a dataset that is already open."""
+    labels = data.train.labels.numpy()
+    used = np.arange(len(labels))
+    if config.data.limit is not None and config.data.limit < len(labels):
+        used = datasets.balanced_limit(labels, config.data.limit, rng.numpy_generator(config.seed, "limit"))
+    settings = config.data.partition
+    if settings.get("scheme") == "file":
+        used = np.arange(len(labels))  # a partition file speaks of the whole training split
+    made = partitions.make(
+        labels[used],
+        data.classes,
+        config.clients,
+        settings,
+        test_fraction=config.data.test_fraction,
+        rng=rng.numpy_generator(config.seed, "partition"),
+    )
+    partition = Partition(tuple(used[p] for p in made.train), tuple(used[p] for p in made.test), made.notes)
+    matched = None
+    if config.data.personal_test == "matched":
+        if data.test is None:
+            raise InputError(f"data.personal_test is 'matched', but {data.name} has no test part; use 'held-out'")
+        matched = partitions.matched_test(
+            partition, labels, data.test.labels.numpy(), data.classes, rng.numpy_generator(config.seed, "matched")
+        )
+    return Federation(config, data, partition, matched, specs, method)
+
+
+def assign_models(config: Config) -> tuple[ModelSpec, ...]:
+    """Which client gets which architecture (experiments 2.7); independent of the data."""
+    chosen, n = config.models, config.clients
+    if chosen.clients is not None:
+        if len(chosen.clients) != n:
+            raise InputError(f"models.clients has {len(chosen.clients)} entries for {n} clients")
+        specs = [_spec(entry) for entry in chosen.clients]
+    else:
+        members = list(group(chosen.group)) if isinstance(chosen.group, str) else [_spec(e) for e in chosen.group]
+        if not members:
+            raise InputError("models.group is empty; name a group or at least one model")
+        if chosen.assign == "round-robin":
+            turns = [k % len(members) for k in range(n)]
+        elif chosen.assign == "blocks":
+            turns = [k * len(members) // n for k in range(n)]
+        else:
+            turns = rng.numpy_generator(config.seed, "models").integers(len(members), size=n).tolist()
+        specs = [members[turn] for turn in turns]
+    if chosen.feature_dim is not None:
+        specs = [ModelSpec.from_json({**spec.to_json(), "feature_dim": chosen.feature_dim}) for spec in specs]
+    return tuple(specs)
+
+
+def _spec(entry: str | dict[str, Any]) -> ModelSpec:
+    return ModelSpec.parse(entry) if isinstance(entry, str) else ModelSpec.from_json(entry)
+
+
+def import_all(modules: Sequence[str]) -> None:
+    """Import the modules, or files, in which a user registers methods and models."""
+    for name in modules:
+        try:
+            if not name.endswith(".py"):
+                importlib.import_module(name)
+                continue
+            path = Path(name).expanduser().resolve()
+            alias = f"polyfed_import_{path.stem}"
+            if alias in sys.modules:
+                continue
+            spec = importlib.util.spec_from_file_location(alias, path)
+            if spec is None or spec.loader is None or not path.exists():
+                raise InputError(f"imports: there is no file {name}")
+            sys.modules[alias] = module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+        except ImportError as error:
+            raise InputError(f"imports: '{name}' cannot be imported: {error}") from None
+
+
+def host_from_description(description: Mapping[str, Any]) -> Host:
+    """What a worker runs on."""
+    return host_of(Federation.from_description(description), Path(description["store"]))
+
+
+def host_of(federation: Federation, store: Path) -> Host:
+    engine = federation.config.engine
+    budget, limit = size_in_bytes(engine.memory_budget), size_in_bytes(engine.message_limit)
+    return Host(federation, FolderStore(store), budget, limit)

@@ -1,0 +1,1 @@
+"""One file per method; it reads like the paper's algorithm box."""

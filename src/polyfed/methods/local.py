@@ -1,0 +1,26 @@
+"""Local training: no exchange at all. The line that every method must be better than."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from polyfed.core import Client, Cohort, Method, Needs, Payload, Sends, Server, register, step
+
+
+@register("local")
+@dataclass(frozen=True)
+class Local(Method):
+    """Local training: every client trains alone.
+
+    Deviations: none; there is no published protocol.
+    """
+
+    needs = Needs(same_classes=False)
+    sends = Sends(up="nothing", down="nothing")
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        cohort.call(self.train)
+
+    @step()
+    def train(self, client: Client, msg: Payload) -> None:
+        client.fit()

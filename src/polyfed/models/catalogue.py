@@ -1,0 +1,40 @@
+"""The architectures that polyfed brings, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from polyfed.models import cnn, efficientnet, googlenet, mobilenet, resnet, shufflenet, tiny, vit
+from polyfed.models.blocks import Trunk
+from polyfed.models.spec import ModelSpec
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How a trunk is built, the smallest image side it takes, and the dropout it has on its features."""
+
+    trunk: Callable[[ModelSpec, tuple[int, int, int]], Trunk]
+    smallest: int = 1
+    dropout: float = 0.0
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "cnn4": Architecture(cnn.cnn4, smallest=cnn.SMALLEST_INPUT),
+    "cnn-fedfree": Architecture(cnn.cnn_fedfree, smallest=cnn.SMALLEST_INPUT),
+    **{name: Architecture(resnet.resnet) for name in resnet.DEPTHS},
+    "googlenet": Architecture(googlenet.GoogLeNet, smallest=googlenet.SMALLEST_INPUT, dropout=googlenet.DROPOUT),
+    "mobilenet-v2": Architecture(mobilenet.mobilenet_v2, dropout=mobilenet.DROPOUT_V2),
+    "mobilenet-v3-small": Architecture(mobilenet.mobilenet_v3_small),
+    "mobilenet-v3-large": Architecture(mobilenet.mobilenet_v3_large),
+    **{name: Architecture(shufflenet.ShuffleNetV2) for name in shufflenet.SIZES},
+    "efficientnet-v2-s": Architecture(efficientnet.EfficientNetV2S),
+    **{name: Architecture(vit.vit) for name in vit.TABLE},
+    "tiny-cnn": Architecture(tiny.TinyCNN),
+    "tiny-resnet": Architecture(tiny.TinyResNet),
+    "tiny-mobile": Architecture(tiny.TinyMobile),
+    "tiny-mlp": Architecture(tiny.TinyMLP),
+    **{name: Architecture(tiny.narrow_resnet) for name in tiny.NARROW_DEPTHS},
+    "tiny-resnet-wide": Architecture(tiny.wide_resnet),
+    **{name: Architecture(vit.tiny_vit) for name in vit.TINY_DEPTHS},
+}

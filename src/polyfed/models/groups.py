@@ -1,0 +1,115 @@
+"""The model groups of the papers and the CPU-sized ones, in the order in which clients get their members."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from polyfed.errors import InputError, nearest
+from polyfed.models.spec import ModelSpec
+
+
+@dataclass(frozen=True)
+class ModelGroup:
+    """Members in round-robin order, and the extra model that some methods hold besides them."""
+
+    name: str
+    members: tuple[ModelSpec, ...]
+    server: ModelSpec | None = None  # the global network of FedFree
+    auxiliary: ModelSpec | None = None  # a small model that every client trains besides its own
+
+
+RESNETS_FEDVTC = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+HTFE2 = ("cnn4", "resnet18")
+HTFE3 = ("resnet10", "resnet18", "resnet34")
+HTFE4 = ("cnn4", "googlenet", "mobilenet-v2", "resnet18")
+HTFE8 = ("cnn4", "googlenet", "mobilenet-v2", *RESNETS_FEDVTC)
+HTFE9 = ("resnet4", "resnet6", "resnet8", "resnet10", *RESNETS_FEDVTC)
+DFFKE_5 = ("resnet18", "mobilenet-v3-small", "mobilenet-v3-large", "shufflenet-v2-x1.5", "shufflenet-v2-x2.0")
+DFFKE_10 = ("resnet18", "resnet34", "resnet50", "googlenet", "efficientnet-v2-s", *DFFKE_5[1:], "vit-tiny")
+FEDFREE_8 = ("cnn-fedfree", *RESNETS_FEDVTC, "googlenet", "mobilenet-v2")
+INCO_STAGE = ("resnet10", "resnet14", "resnet18", "resnet22", "resnet26")
+HTC4_HEADS = (None, "relu-512", "relu-256", "relu-128")
+COMMON_WIDTH = 512  # of the features in FedL2G's and DFFKE's groups
+
+
+def _own(*names: str) -> tuple[ModelSpec, ...]:
+    """Features of the model's own width, and the image stem that the papers use even at 32 pixels."""
+    return tuple(ModelSpec(name, stem="image") for name in names)
+
+
+def _pooled(*names: str) -> tuple[ModelSpec, ...]:
+    return tuple(ModelSpec(name, stem="image", feature_dim=COMMON_WIDTH) for name in names)
+
+
+def _dffke(*names: str) -> tuple[ModelSpec, ...]:
+    """DFFKE feeds 128 pixels; its ResNets average them to 32 and have the small stem."""
+    return tuple(
+        ModelSpec(name, stem="small", pool_input=32, feature_dim=COMMON_WIDTH)
+        if name.startswith("resnet")
+        else ModelSpec(name, feature_dim=COMMON_WIDTH)
+        for name in names
+    )
+
+
+def _with_heads(names: tuple[str, ...]) -> tuple[ModelSpec, ...]:
+    """Four heads round-robin, over as many members as it takes for both cycles to close."""
+    length = max(len(names), len(HTC4_HEADS))
+    return tuple(
+        ModelSpec(
+            names[i % len(names)],
+            stem="image",
+            feature_dim=COMMON_WIDTH,
+            head=HTC4_HEADS[i % len(HTC4_HEADS)],
+        )
+        for i in range(length)
+    )
+
+
+def _widths(name: str, *widths: float, stem: str = "auto") -> tuple[ModelSpec, ...]:
+    return tuple(ModelSpec(name, width=width, stem=stem) for width in widths)
+
+
+_CNN4 = ModelSpec("cnn4", feature_dim=COMMON_WIDTH)
+_GROUPS = (
+    ModelGroup("htfe2", _pooled(*HTFE2)),
+    ModelGroup("htfe3", _pooled(*HTFE3)),
+    ModelGroup("htfe4", _pooled(*HTFE4)),
+    ModelGroup("htfe8", _pooled(*HTFE8)),
+    ModelGroup("htfe9", _pooled(*HTFE9)),
+    ModelGroup(
+        "htm10",
+        _pooled(*HTFE8)
+        + tuple(ModelSpec(n, feature_dim=COMMON_WIDTH, head="tanh-768") for n in ("vit-b-16", "vit-b-32")),
+    ),
+    ModelGroup("dffke-1", _dffke("resnet18")),
+    ModelGroup("dffke-2", _dffke("resnet18", "mobilenet-v3-large")),
+    ModelGroup("dffke-5", _dffke(*DFFKE_5)),
+    ModelGroup("dffke-10", _dffke(*DFFKE_10)),
+    ModelGroup("fedfree-8", _own(*FEDFREE_8), server=ModelSpec("cnn-fedfree")),
+    ModelGroup("fedvtc-5", _own(*RESNETS_FEDVTC)),
+    ModelGroup("inco-stage", _own(*INCO_STAGE)),
+    ModelGroup("inco-layer", tuple(ModelSpec(f"vit-s-{q}") for q in range(8, 13))),
+    ModelGroup("inco-width", _widths("resnet26", 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1, stem="image")),
+    ModelGroup("htfe8-htc4", _with_heads(HTFE8), auxiliary=_CNN4),
+    ModelGroup("res34-htc4", _with_heads(("resnet34",)), auxiliary=_CNN4),
+    ModelGroup("tiny4", tuple(ModelSpec(n) for n in ("tiny-cnn", "tiny-resnet", "tiny-mobile", "tiny-mlp"))),
+    ModelGroup("tiny-resnets", tuple(ModelSpec(f"tiny-{n}") for n in INCO_STAGE)),
+    ModelGroup("tiny-vits", tuple(ModelSpec(f"tiny-vit-{q}") for q in range(2, 7))),
+    ModelGroup("tiny-widths", _widths("tiny-resnet-wide", 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1)),
+)
+GROUPS = {group.name: group for group in _GROUPS}
+
+
+def model_group(name: str) -> ModelGroup:
+    if name not in GROUPS:
+        raise InputError(f"Model group '{name}' is unknown: {nearest(name, GROUPS)}.")
+    return GROUPS[name]
+
+
+def group(name: str) -> tuple[ModelSpec, ...]:
+    """The members of a group, in round-robin order."""
+    return model_group(name).members
+
+
+def group_names() -> list[str]:
+    return list(GROUPS)

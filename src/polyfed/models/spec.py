@@ -1,0 +1,133 @@
+"""The JSON-able description of one client's model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, fields
+from typing import Any
+
+from polyfed.errors import InputError, nearest
+
+NORMS = ("batch", "group", "layer", "none")
+STEMS = ("auto", "image", "small")
+ADAPTERS = ("auto", "pool1d", "linear", "conv_pool")
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Which architecture, and how it differs from the published one; the defaults are the published one.
+
+    `norm` and `stem` speak only to architectures that have such a part: a transformer keeps its layer norms.
+    """
+
+    name: str
+    width: float = 1.0  # every hidden layer keeps ceil(width * n) of its n outputs
+    norm: str = "batch"  # batch | group | layer (one group over all channels) | none
+    stem: str = "auto"  # image: 7x7/2 + pool | small: 3x3/1 | auto: small below 32 pixels
+    feature_dim: int | None = None  # bring the features to this width; None keeps the model's own
+    feature_map: tuple[int, int, int] | None = None  # features are a flattened (channels, height, width)
+    adapter: str = "auto"  # how: pool1d for feature_dim, conv_pool for feature_map (linear without a map)
+    head: str | None = None  # None: one linear layer | relu-256, tanh-768: one hidden layer in between
+    dropout: float | None = None  # on the features; None keeps the model's own
+    pool_input: int | None = None  # average-pool larger images to this size first
+    mean: tuple[float, ...] = (0.5,)  # input normalisation, one value or one per channel
+    std: tuple[float, ...] = (0.5,)
+
+    def __post_init__(self) -> None:
+        _check_choice(self.name, "norm", self.norm, NORMS)
+        _check_choice(self.name, "stem", self.stem, STEMS)
+        _check_choice(self.name, "adapter", self.adapter, ADAPTERS)
+        if not 0 < self.width <= 16:
+            raise InputError(f"Model '{self.name}': width is {self.width}, allowed is above 0 up to 16.")
+        if self.dropout is not None and not 0 <= self.dropout < 1:
+            raise InputError(f"Model '{self.name}': dropout is {self.dropout}, allowed is 0 up to below 1.")
+        if self.feature_dim is not None and self.feature_dim < 1:
+            raise InputError(f"Model '{self.name}': feature_dim is {self.feature_dim}, allowed is 1 or more.")
+        if self.feature_map is not None and (len(self.feature_map) != 3 or min(self.feature_map) < 1):
+            raise InputError(
+                f"Model '{self.name}': feature_map is {self.feature_map}, allowed are three sizes of 1 or more "
+                "(channels, height, width)."
+            )
+        if self.feature_dim is not None and self.feature_map is not None:
+            raise InputError(f"Model '{self.name}': feature_dim and feature_map are both set, allowed is one.")
+        if self.adapter == "conv_pool" and self.feature_map is None:
+            raise InputError(f"Model '{self.name}': adapter conv_pool needs feature_map, which is not set.")
+        if self.pool_input is not None and self.pool_input < 1:
+            raise InputError(f"Model '{self.name}': pool_input is {self.pool_input}, allowed is 1 or more.")
+        if min(self.std, default=0.0) <= 0 or not self.mean:
+            raise InputError(
+                f"Model '{self.name}': input normalisation has mean {self.mean} and std {self.std}, "
+                "allowed are one value or one per channel, with std above 0."
+            )
+
+    @property
+    def label(self) -> str:
+        """The name a list shows: the architecture, and its width where that is not 1."""
+        return self.name if self.width == 1 else f"{self.name}@{self.width:g}"
+
+    @classmethod
+    def parse(cls, text: str) -> ModelSpec:
+        """The reverse of `label`: 'resnet26@0.5' is the architecture at half width."""
+        name, at, width = text.partition("@")
+        if not at:
+            return cls(name)
+        try:
+            return cls(name, width=float(width))
+        except ValueError:
+            raise InputError(f"Model '{text}': the width after '@' is '{width}', a number is needed.") from None
+
+    def to_json(self) -> dict[str, Any]:
+        """Only what differs from the defaults, with lists for tuples."""
+        defaults = {f.name: f.default for f in fields(self)}
+        entries = {k: v for k, v in asdict(self).items() if defaults[k] is MISSING or v != defaults[k]}
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in entries.items()}
+
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> ModelSpec:
+        known = [f.name for f in fields(cls)]
+        for key in entry:
+            if key not in known:
+                raise InputError(f"Model entry has the unknown key '{key}': {nearest(str(key), known)}.")
+        if not isinstance(entry.get("name"), str):
+            raise InputError(f"Model entry {dict(entry)} has no name; allowed is the name of a model.")
+        wrong = [k for k, v in entry.items() if not _fits(k, v)]
+        if wrong:
+            raise InputError(
+                f"Model entry '{entry['name']}': {wrong[0]} is {entry[wrong[0]]!r}, which is not of the right type."
+            )
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()}
+        return cls(**values)
+
+
+_WORDS = {"name", "norm", "stem", "adapter"}
+_SIZES = {"feature_dim", "pool_input"}
+
+
+def _fits(key: str, value: object) -> bool:
+    """Whether a value that came from a file has the type of its field."""
+    if key in _WORDS:
+        return isinstance(value, str)
+    if key == "width":
+        return _is_number(value)
+    if value is None:
+        return key not in {"mean", "std"}
+    if key == "head":
+        return isinstance(value, str)
+    if key == "dropout":
+        return _is_number(value)
+    if key in _SIZES:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if not isinstance(value, list | tuple):
+        return False
+    if key == "feature_map":
+        return all(isinstance(v, int) and not isinstance(v, bool) for v in value)
+    return all(_is_number(v) for v in value)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _check_choice(model: str, key: str, found: str, allowed: tuple[str, ...]) -> None:
+    if found not in allowed:
+        raise InputError(f"Model '{model}': {key} is '{found}': {nearest(found, allowed)}.")

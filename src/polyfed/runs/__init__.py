@@ -1,0 +1,1 @@
+"""The run folder: config, events, checkpoints, results. Nobody else writes files."""

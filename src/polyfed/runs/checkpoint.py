@@ -1,0 +1,91 @@
+"""Checkpoints: one file with the server's side and the ledger, which refers to client states in the store.
+
+A new checkpoint replaces nothing until it is whole, and the one before is kept. A frame's digest tells a whole file
+from a damaged one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polyfed.core.codec import announce, decode, encode
+from polyfed.core.door import Ledger
+from polyfed.core.payload import State
+from polyfed.errors import PayloadError, StateError
+from polyfed.runs.files import write_whole
+from polyfed.runs.store import FolderStore
+
+KEPT = 2
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A run between two rounds."""
+
+    round: int
+    server: State
+    ledger: Ledger
+    history: list[dict[str, Any]]  # what was measured, a record per round
+
+
+class Checkpoints:
+    """The checkpoints of a run, newest last."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.store = FolderStore(folder / "clients")
+
+    def paths(self) -> list[Path]:
+        return sorted(self.folder.glob("round-*.polyfed"))
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint whole, then let go of those older than the one before."""
+        ledger = checkpoint.ledger
+        self.store.secure(ledger.versions)
+        facts = {
+            "round": checkpoint.round,
+            "calls": ledger.calls,
+            "versions": ledger.versions,
+            "digests": ledger.digests,
+            "alive": ledger.alive,
+            "history": checkpoint.history,
+        }
+        frame = encode({"facts": json.dumps(facts), "server": checkpoint.server})
+        write_whole(self.folder / f"round-{checkpoint.round:06d}.polyfed", frame.data)
+        for old in self.paths()[:-KEPT]:
+            old.unlink(missing_ok=True)
+
+    def newest(self) -> tuple[Checkpoint | None, list[str]]:
+        """The newest whole checkpoint, and a sentence about each damaged one that was passed over."""
+        damaged: list[str] = []
+        for path in reversed(self.paths()):
+            try:
+                return self._read(path), damaged
+            except (StateError, PayloadError) as error:
+                damaged.append(f"{path.name} is damaged and was passed over: {error}")
+        return None, damaged
+
+    def _read(self, path: Path) -> Checkpoint:
+        try:
+            saved = decode(path.read_bytes())
+        except OSError as error:
+            raise StateError(f"{path} cannot be read: {error.strerror}") from None
+        facts = json.loads(saved.text("facts"))
+        server = saved["server"]
+        ledger = Ledger(facts["calls"], facts["versions"], facts["digests"], facts["alive"])
+        self._verify(ledger)
+        state = dict(server) if isinstance(server, Mapping) else {}
+        return Checkpoint(facts["round"], state, ledger, facts["history"])
+
+    def _verify(self, ledger: Ledger) -> None:
+        """Every client state that the checkpoint refers to is there, whole, and the one it was."""
+        for client, version in ledger.versions.items():
+            frame = self.store.read(client, version)
+            announce(frame)
+            if frame[4:36].hex() != ledger.digests[client]:
+                raise StateError(f"the state of client {client} is not the one that was saved")

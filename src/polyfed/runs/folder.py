@@ -1,0 +1,116 @@
+"""A run folder and the files in it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from polyfed.errors import InputError, RunError
+from polyfed.runs.files import write_whole
+
+
+class RunFolder:
+    """`config.yaml`, `events.jsonl`, `checkpoint/`, `partition.npz` and `result.json` of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: int | None = None
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def events_file(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def result_file(self) -> Path:
+        return self.path / "result.json"
+
+    @property
+    def partition_file(self) -> Path:
+        return self.path / "partition.npz"
+
+    @property
+    def checkpoint_folder(self) -> Path:
+        return self.path / "checkpoint"
+
+    # reading
+
+    def exists(self) -> bool:
+        return self.config_file.exists()
+
+    def config(self) -> dict[str, Any]:
+        """The complete config of the run, as it was written."""
+        try:
+            config = yaml.safe_load(self.config_file.read_text())
+        except FileNotFoundError:
+            raise InputError(f"{self.path} is not a run folder: it has no config.yaml") from None
+        except (OSError, yaml.YAMLError) as error:
+            raise InputError(f"{self.config_file} cannot be read: {error}") from None
+        if not isinstance(config, dict):
+            raise InputError(f"{self.config_file} does not hold a config")
+        return config
+
+    def result(self) -> dict[str, Any] | None:
+        """The summary of a finished run; None while there is none."""
+        try:
+            result: dict[str, Any] = json.loads(self.result_file.read_text())
+        except FileNotFoundError:
+            return None
+        except (OSError, json.JSONDecodeError) as error:
+            raise InputError(f"{self.result_file} cannot be read: {error}") from None
+        return result
+
+    def events(self) -> list[dict[str, Any]]:
+        """Everything that happened, in order. A last line that was cut by a kill is left out."""
+        events: list[dict[str, Any]] = []
+        with contextlib.suppress(FileNotFoundError):
+            for line in self.events_file.read_text().splitlines():
+                with contextlib.suppress(json.JSONDecodeError):
+                    events.append(json.loads(line))
+        return events
+
+    # writing
+
+    def create(self, config: dict[str, Any]) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"the run folder {self.path} cannot be made: {error.strerror}") from None
+        write_whole(self.config_file, yaml.safe_dump(config, sort_keys=False).encode())
+
+    def write_result(self, result: dict[str, Any]) -> None:
+        write_whole(self.result_file, json.dumps(result, indent=1).encode())
+
+    def event(self, kind: str, **facts: Any) -> None:
+        """Append one line. A disk that is full must not hide the error that is being recorded."""
+        line = json.dumps({"event": kind, "time": round(time.time(), 3), **facts}) + "\n"
+        with contextlib.suppress(OSError), self.events_file.open("a") as file:
+            file.write(line)
+
+    # one process at a time
+
+    def lock(self) -> None:
+        """Refuse a run folder that another process is working on. The lock ends with the process, however it ends."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            raise RunError(f"another process is working on {self.path}") from None
+        self._lock = descriptor
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None

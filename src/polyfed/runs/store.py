@@ -1,0 +1,53 @@
+"""Client states in a folder: one file per client and call, whole or not there."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+from polyfed.errors import StateError
+from polyfed.runs.files import sync_file, sync_folder, write_whole
+
+
+class FolderStore:
+    """States by client and by the number of the call that led to them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def path(self, client: str, version: int) -> Path:
+        return self.folder / f"{quote(client, safe='')}.{version}"
+
+    def write(self, client: str, version: int, frame: bytes) -> None:
+        # not forced to the disk here: a checkpoint does that for the states it refers to
+        write_whole(self.path(client, version), frame, durable=False)
+
+    def read(self, client: str, version: int) -> bytes:
+        try:
+            return self.path(client, version).read_bytes()
+        except OSError as error:
+            raise StateError(
+                f"the state of client {client} after call {version} cannot be read in {self.folder}: {error.strerror}"
+            ) from None
+
+    def discard(self, client: str, versions: Sequence[int]) -> None:
+        for version in versions:
+            with contextlib.suppress(OSError):
+                self.path(client, version).unlink()
+
+    def secure(self, versions: Mapping[str, int]) -> None:
+        """Wait until these states are on the disk."""
+        for client, version in versions.items():
+            sync_file(self.path(client, version))
+        sync_folder(self.folder)
+
+    def keep_only(self, needed: Sequence[Mapping[str, int]]) -> None:
+        """Remove every file that none of these sets of states refers to, such as those of a run that was killed."""
+        wanted = {self.path(client, version).name for states in needed for client, version in states.items()}
+        for path in self.folder.iterdir():
+            if path.name not in wanted:
+                with contextlib.suppress(OSError):
+                    path.unlink()

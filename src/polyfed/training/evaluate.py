@@ -1,0 +1,32 @@
+"""Evaluation: large batches, no gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from polyfed.training.samples import EVALUATION_BATCH, Samples
+
+
+@dataclass(frozen=True)
+class Score:
+    """How many of `total` samples were classified right."""
+
+    correct: int
+    total: int
+
+    @property
+    def accuracy(self) -> float:
+        return self.correct / self.total if self.total else float("nan")
+
+
+@torch.no_grad()
+def score(predict: Callable[[Tensor], Tensor], samples: Samples) -> Score:
+    """Count right answers; `predict` gives one score per class, and the largest wins."""
+    correct = 0
+    for x, y in samples.batches(EVALUATION_BATCH):
+        correct += int((predict(x).argmax(1) == y).sum())
+    return Score(correct, len(samples))
