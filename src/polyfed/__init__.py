@@ -1,3 +1,38 @@
 """polyfed: federated learning between parties with different data and different models."""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from polyfed import errors, models
+    from polyfed.api import resume, run
+    from polyfed.comparison import compare
+    from polyfed.core import register
+
 __version__ = "0.1.0"
+__all__ = ["compare", "errors", "models", "register", "resume", "run"]
+
+# name -> where it lives; imported at first use, so that `import polyfed` stays light
+_LAZY = {
+    "compare": "polyfed.comparison",
+    "register": "polyfed.core",
+    "resume": "polyfed.api",
+    "run": "polyfed.api",
+}
+_MODULES = ("errors", "models")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"polyfed.{name}")
+    if name in _LAZY:
+        value = getattr(importlib.import_module(_LAZY[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'polyfed' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -63,7 +63,7 @@ def run_config(
     from polyfed import catalogue, federation
     from polyfed.experiment import Experiment, open_folder, versions
 
-    folder = open_folder(out or Path("runs") / config.run_name, config)
+    folder = open_folder(folder_of(config, out), config)
     finished = folder.result()
     if finished is not None:
         return finished
@@ -76,6 +76,24 @@ def run_config(
     if not folder.exists():
         folder.create({**config.to_dict(), "name": config.run_name, "versions": versions()})
     return experiment.run()
+
+
+def folder_of(config: Config, out: Path | None = None) -> Path:
+    """Where a run is kept."""
+    return out or Path("runs") / config.run_name
+
+
+def finished(config: Config, path: Path) -> dict[str, Any] | None:
+    """The result of a run that is there and finished; None if there is still something to do. Needs no torch."""
+    from polyfed.runs.folder import RunFolder
+
+    folder = RunFolder(path)
+    if not folder.exists() or not folder.result_file.exists():
+        return None
+    before = folder.config()
+    before.pop("versions", None)
+    same = config_room.parse(before, str(folder.config_file)).hash() == config.hash()
+    return folder.result() if same else None  # another config is refused, in one place, when the run is opened
 
 
 def resume(path: str | Path, *, observers: Sequence[Observer] = ()) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from polyfed.errors import InputError, nearest
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True, allow_inf_nan=False)
 
 
 class DataConfig(_Section):
@@ -198,22 +198,37 @@ def find(source: str | Path) -> dict[str, Any]:
 
 
 def override(raw: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """Apply 'a.b=value' overrides; values are read as YAML."""
-    result = json.loads(json.dumps(dict(raw)))
+    """Apply 'a.b=value' overrides; values are read as YAML. What chooses a method or a scheme comes first."""
+    result = _copied(dict(raw))
+    wanted = []
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise InputError(f"the override '{text}' is not of the form key=value, such as train.lr=0.05")
         try:
-            parsed = yaml.safe_load(value)
+            wanted.append((key.split("."), yaml.safe_load(value), text))
         except yaml.YAMLError:
             raise InputError(f"the value of the override '{text}' is not YAML") from None
-        put(result, key.split("."), parsed, text)
+    for keys, parsed, text in sorted(wanted, key=lambda one: not _chooses(one[0])):
+        put(result, keys, parsed, text)
     return dict(result)
 
 
+# keys whose other entries are options of what one entry chooses
+_CHOICES = {("method",): "name", ("data", "partition"): "scheme"}
+
+
+def _chooses(keys: list[str]) -> bool:
+    return tuple(keys) in _CHOICES or keys[-1] == _CHOICES.get(tuple(keys[:-1]))
+
+
 def put(tree: dict[str, Any], keys: list[str], value: Any, text: str) -> None:
-    """Set one nested key. `method=NAME` chooses another method, so it lets go of the old one's fields."""
+    """Set one nested key. Choosing another method or partition scheme lets go of the options of the old one."""
+    if _chooses(keys) and tuple(keys) not in _CHOICES:
+        keys, value = keys[:-1], {keys[-1]: value}
+    elif keys == ["method"] and isinstance(value, str):
+        value = {"name": value}
+    choice = _CHOICES.get(tuple(keys))
     for key in keys[:-1]:
         inner = tree.get(key)
         if isinstance(inner, str) and key == "method":
@@ -227,8 +242,16 @@ def put(tree: dict[str, Any], keys: list[str], value: Any, text: str) -> None:
     last = keys[-1]
     old = tree.get(last)
     if isinstance(old, dict) and isinstance(value, dict):
-        value = {**old, **value}
+        other = choice is not None and choice in value and value[choice] != old.get(choice)
+        value = value if other else {**old, **value}
     tree[last] = value
+
+
+def _copied(value: Any) -> Any:
+    """A copy in which nothing is shared, not even what YAML's anchors let two keys share."""
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    return [_copied(item) for item in value] if isinstance(value, list) else value
 
 
 def size_in_bytes(value: int | str) -> int:

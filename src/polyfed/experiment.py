@@ -167,17 +167,19 @@ class Experiment:
         wanted = self._measures() if due else ()
         method = self.federation.method
         everyone = self.federation.names
+        measured: set[str] = set()
         started = time.perf_counter()
 
         def measure(names: tuple[str, ...]) -> None:
             chosen = tuple(name for name in names if name in wanted)
+            measured.update(chosen)
             if chosen:
                 self._measured.update(door.measure(everyone, chosen, method.publish(server)))
 
         method.round(server, Cohort(door, self._selected(number), measure))
         if last:
             method.finish(server, Cohort(door, everyone, measure))
-        rest = tuple(name for name in wanted if name not in self._measured)
+        rest = tuple(name for name in wanted if name not in measured)
         if rest:
             measure(rest)
         seconds = time.perf_counter() - started
@@ -198,7 +200,7 @@ class Experiment:
             known = [value for value in by_client if value is not None]
             pooled = sum(c for c, _ in counts.values()) / max(1, sum(n for _, n in counts.values()))
             # personal: weighted by held-out samples; global: all clients see the same samples, so a plain mean
-            value = pooled if name == "personal" else sum(known) / max(1, len(known))
+            value = pooled if name.startswith("personal") else sum(known) / max(1, len(known))
             accuracy[name] = {"value": value, "by_client": by_client}
         return {
             "round": number,

@@ -115,7 +115,7 @@ class Federation:
         return Client(profile, model, train, test, settings)
 
     def _samples(self, indices: np.ndarray[Any, Any], split: datasets.Split) -> Samples:
-        at = torch.from_numpy(np.ascontiguousarray(indices))
+        at = torch.tensor(indices)  # a copy: the array may be a read-only map
         return Samples(split.images[at], split.labels[at])
 
     # to a worker and back

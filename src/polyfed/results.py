@@ -73,7 +73,8 @@ def _accuracy(kind: str, history: Sequence[Mapping[str, Any]]) -> dict[str, Any]
     if not measured:
         return None
     best = max(measured, key=lambda pair: (pair[0], -pair[1]))
-    by_client = history[measured[-1][1] - 1]["accuracy"][kind]["by_client"]
+    last = history[measured[-1][1] - 1]["accuracy"]
+    by_client = last[kind]["by_client"]
     known = [value for value in by_client if value is not None]
     return {
         "final": measured[-1][0],
@@ -82,6 +83,15 @@ def _accuracy(kind: str, history: Sequence[Mapping[str, Any]]) -> dict[str, Any]
         "std_over_clients": statistics.pstdev(known) if known else 0.0,
         "by_client": by_client,
         "by_round": by_round,
+        # other ways of predicting with the same models, where the method has any
+        "also": {
+            other.removeprefix(f"{kind} by "): {
+                "final": facts["value"],
+                "by_round": [record["accuracy"].get(other, {}).get("value") for record in history],
+            }
+            for other, facts in last.items()
+            if other.startswith(f"{kind} by ")
+        },
     }
 
 

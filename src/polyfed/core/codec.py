@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
@@ -91,14 +92,13 @@ def encode(payload: Mapping[str, Value]) -> Frame:
     scalars: dict[str, Scalar] = {}
     tables: dict[str, list[object]] = {}
     empty: list[str] = []
-    memory: set[int] = set()
 
     def walk(path: str, value: object) -> None:
         if isinstance(value, Tensor):
-            tensors[path] = _plain(path, value, memory)
+            tensors[path] = _plain(path, value)
         elif isinstance(value, ClassTable):
             tables[path] = [value.classes.tolist(), value.counts is not None]
-            tensors[path + "#values"] = _plain(path, value.values, memory)
+            tensors[path + "#values"] = _plain(path, value.values)
             if value.counts is not None:
                 tensors[path + "#counts"] = value.counts.to(torch.int32)
         elif isinstance(value, Mapping):
@@ -119,11 +119,28 @@ def encode(payload: Mapping[str, Value]) -> Frame:
     head = json.dumps(
         {"scalars": scalars, "tables": tables, "empty": sorted(empty)}, sort_keys=True, separators=(",", ":")
     ).encode()
-    body = len(head).to_bytes(8, "little") + head + safetensors.torch.save(dict(sorted(tensors.items())))
+    body = len(head).to_bytes(8, "little") + head + _pack(tensors)
     fields: dict[str, int] = dict.fromkeys(payload, 0)
     for path, tensor in tensors.items():
         fields[field_of(path)] += tensor.numel() * tensor.element_size()
     return Frame(MAGIC + hashlib.sha256(body).digest() + body, fields)
+
+
+def _pack(tensors: Mapping[str, Tensor]) -> bytes:
+    """safetensors bytes from the tensors' memory; for small ones its torch front end takes several times as long."""
+    return bytes(
+        safetensors.serialize(
+            {
+                path: safetensors.TensorSpec(
+                    dtype=str(t.dtype).removeprefix("torch."),
+                    shape=t.shape,
+                    data_ptr=t.data_ptr(),
+                    data_len=t.numel() * t.element_size(),
+                )
+                for path, t in sorted(tensors.items())
+            }
+        )
+    )
 
 
 def announce(data: bytes, *, limit: int | None = None) -> Announced:
@@ -148,9 +165,9 @@ def announce(data: bytes, *, limit: int | None = None) -> Announced:
             str(path): (tuple(int(c) for c in classes), bool(counted))
             for path, (classes, counted) in head["tables"].items()
         }
-        scalars: dict[str, Scalar] = head["scalars"]
+        scalars: dict[str, Scalar] = dict(head["scalars"].items())
         empty = tuple(str(path) for path in head["empty"])
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise PayloadError(f"the message is malformed: {error}") from None
     unknown = {item.dtype for item in tensors.values()} - set(TYPES)
     if unknown:
@@ -158,7 +175,32 @@ def announce(data: bytes, *, limit: int | None = None) -> Announced:
     size = sum(math.prod(item.shape) * TYPES[item.dtype] for item in tensors.values())
     if size != len(data) - tensor_end:
         raise PayloadError(f"the message announces {size:,} bytes of tensors and holds {len(data) - tensor_end:,}")
-    return Announced(tensors, tables, scalars, empty)
+    announced = Announced(tensors, tables, scalars, empty)
+    _check_paths(announced)
+    return announced
+
+
+def _check_paths(seen: Announced) -> None:
+    """Every path names one thing, and every part of a table belongs to one: a sender cannot hide one in another."""
+    parts = {path for path in seen.tensors if "#" in path}
+    owned = {path + "#values" for path in seen.tables} | {
+        p + "#counts" for p, (_, counted) in seen.tables.items() if counted
+    }
+    for path in sorted(parts ^ owned):
+        raise PayloadError(f"the message is malformed: the table '{path.split('#')[0]}' is incomplete")
+    leaves = [*(seen.tensors.keys() - parts), *seen.tables, *seen.scalars, *seen.empty]
+    for path in leaves:
+        if "#" in path or not all(path.split("/")):
+            raise PayloadError(f"the message is malformed: '{path}' is not a name")
+    if len(set(leaves)) < len(leaves):
+        twice = next(path for path in leaves if leaves.count(path) > 1)
+        raise PayloadError(f"the message is malformed: '{twice}' is there twice")
+    for path, value in seen.scalars.items():
+        if not (value is None or isinstance(value, bool | int | float | str)):
+            raise PayloadError(f"the message is malformed: '{path}' is a {type(value).__name__}, not a JSON scalar")
+    for path, (classes, _) in seen.tables.items():
+        if any(not 0 <= label < 1 << 31 for label in classes):
+            raise PayloadError(f"the message is malformed: the table '{path}' has a row for class {min(classes)}")
 
 
 def decode(data: bytes, announced: Announced | None = None) -> Payload:
@@ -174,8 +216,6 @@ def decode(data: bytes, announced: Announced | None = None) -> Payload:
     tensors = {path: tensor.clone() for path, tensor in raw.items()}
     found: dict[str, Value] = {path: t for path, t in tensors.items() if "#" not in path}
     for path, (classes, counted) in seen.tables.items():
-        if path + "#values" not in tensors or counted != (path + "#counts" in tensors):
-            raise PayloadError(f"the message is malformed: the table '{path}' is incomplete")
         counts = tensors[path + "#counts"].to(torch.int64) if counted else None
         found[path] = ClassTable(torch.tensor(classes, dtype=torch.int64), tensors[path + "#values"], counts)
     found.update(seen.scalars)
@@ -208,12 +248,8 @@ def _key(path: str, key: object) -> str:
     return key
 
 
-def _plain(path: str, tensor: Tensor, memory: set[int]) -> Tensor:
-    """The tensor as safetensors wants it: dense, and sharing memory with no other one of the message."""
+def _plain(path: str, tensor: Tensor) -> Tensor:
+    """The tensor as it is sent: on the CPU and dense."""
     if tensor.dtype not in DTYPES or tensor.layout != torch.strided:
         raise PayloadError(f"the field '{path}' is a {tensor.layout} tensor of {tensor.dtype}, which cannot be sent")
-    plain = tensor.detach().cpu().contiguous()
-    if plain.untyped_storage().data_ptr() in memory:
-        plain = plain.clone()
-    memory.add(plain.untyped_storage().data_ptr())
-    return plain
+    return tensor.detach().cpu().contiguous()

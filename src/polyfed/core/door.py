@@ -94,10 +94,10 @@ class Door:
         self._calls_of_step = {}
 
     def undo_round(self) -> None:
-        """Every client is again as the round found it. Call numbers are used again: equal calls, equal states."""
-        exists = self.ledger.alive
+        """Every client is again as the round found it. Call numbers go on: each stands for one call."""
+        made, exists = self.ledger.calls, self.ledger.alive
         self.ledger = self.round_start.copy()
-        self.ledger.alive = exists
+        self.ledger.calls, self.ledger.alive = made, exists
 
     # calling steps
 
@@ -164,21 +164,8 @@ class Door:
                 sizes = seen.sizes()
             except PayloadError as error:
                 failure, reply = Failure("refused", str(error)), None
-        if failure is not None and failure.kind == "storage":
-            raise RunError(f"round {self.round}: {failure.message}")  # going on would lose what is not kept
         if failure is not None or reply is None:
-            why = failure or Failure("unavailable", "no answer")
-            self.meter.failures.append(
-                {
-                    "round": self.round,
-                    "client": answer.client,
-                    "call": call.number,
-                    "steps": list(call.steps),
-                    "kind": why.kind,
-                    "message": why.message,
-                    "detail": why.detail,
-                }
-            )
+            self._failed(call, answer.client, failure or Failure("unavailable", "no answer"))
             return None
         for name, size in sizes.items():
             self.meter.up[name] = self.meter.up.get(name, 0) + size
@@ -206,19 +193,37 @@ class Door:
             )
             for name in clients
         ]
-        found: dict[str, dict[str, tuple[int, int]]] = {name: {} for name in measures}
+        found: dict[str, dict[str, tuple[int, int]]] = {}
         for answer in self._engine.call(call, encode(published.shared).data, tasks):
             if answer.failure is not None:
-                raise RunError(
-                    f"round {self.round}: evaluating client {answer.client} failed: {answer.failure.message}"
-                )
-            for name, counts in decode(answer.frame).items():
-                got = Payload(counts if isinstance(counts, Mapping) else {})
-                found[name][answer.client] = (int(got.number("correct")), int(got.number("total")))
+                self._failed(call, answer.client, answer.failure)
+                continue
+            try:
+                for name, counts in _right_answers(answer.frame, self._limit).items():
+                    found.setdefault(name, {})[answer.client] = counts
+            except PayloadError as error:
+                self._failed(call, answer.client, Failure("refused", str(error)))
         self.meter.evaluated += time.perf_counter() - started
-        return found
+        # a client that could not be measured counts as one without test samples
+        return {name: {client: counts.get(client, (0, 0)) for client in clients} for name, counts in found.items()}
 
     # helpers
+
+    def _failed(self, call: Call, client: str, why: Failure) -> None:
+        """Record that a client gave no usable answer; what it could not keep ends the run."""
+        if why.kind == "storage":
+            raise RunError(f"round {self.round}: {why.message}")  # going on would lose what is not kept
+        self.meter.failures.append(
+            {
+                "round": self.round,
+                "client": client,
+                "call": call.number,
+                "steps": list(call.steps or ("evaluate",)),
+                "kind": why.kind,
+                "message": why.message,
+                "detail": why.detail,
+            }
+        )
 
     def _label(self, step: str) -> str:
         count = self._calls_of_step[step] = self._calls_of_step.get(step, 0) + 1
@@ -232,3 +237,12 @@ class Door:
         if old:
             self.ledger.alive[client] = [v for v in self.ledger.alive[client] if v in needed]
         return old
+
+
+def _right_answers(frame: bytes, limit: int) -> dict[str, tuple[int, int]]:
+    """What an evaluation counted, by measure."""
+    counted: dict[str, tuple[int, int]] = {}
+    for name, counts in decode(frame, announce(frame, limit=limit)).items():
+        got = Payload(counts if isinstance(counts, Mapping) else {})
+        counted[name] = (int(got.number("correct")), int(got.number("total")))
+    return counted

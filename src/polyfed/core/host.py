@@ -7,6 +7,7 @@ import traceback
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from polyfed.core import rng
@@ -14,7 +15,7 @@ from polyfed.core.client import Client, copy_into, weights_of
 from polyfed.core.codec import Announced, announce, decode, encode
 from polyfed.core.engine import INITIAL, Answer, Call, Failure, StateStore, Task, Trained
 from polyfed.core.method import Method
-from polyfed.core.payload import Payload, Value
+from polyfed.core.payload import Payload, Value, own_copy
 from polyfed.core.schema import check_announced, check_finite
 from polyfed.core.step import combined
 from polyfed.errors import PayloadError, PolyfedError, StateError
@@ -53,7 +54,7 @@ class Host:
         self._budget = memory_budget
         self._limit = message_limit
         self._live: OrderedDict[str, _Live] = OrderedDict()
-        self._shared: tuple[int, Announced, Payload] | None = None
+        self._shared: tuple[int, Announced, Payload | None] | None = None
 
     def handle(self, call: Call, task: Task, shared: bytes) -> Answer:
         """One task, from received bytes to an answer. Never raises for what a client or its method does."""
@@ -96,6 +97,7 @@ class Host:
         reply: dict[str, Value] = {}
         for name, label in zip(call.steps, call.labels, strict=True):
             client.step = label
+            client.model.train()  # whatever the last step or evaluation left, and as in a client made anew
             with rng.seeded(client.seed, "torch", client.name, call.round, label):
                 answer = getattr(method, name)(client, msg)
             reply.update(answer or {})
@@ -108,18 +110,13 @@ class Host:
     def _receive(self, call: Call, task: Task, shared: bytes, client: Client) -> Payload:
         """What came down, checked against the steps' declaration before it is used."""
         if self._shared is None or self._shared[0] != call.number:
-            seen = announce(shared, limit=self._limit)
-            common = decode(shared, seen)
-            check_finite(common)
-            self._shared = (call.number, seen, common)
+            self._shared = (call.number, announce(shared, limit=self._limit), None)
         _, seen, common = self._shared
-        if not task.own:
-            joined, together = seen, common
+        mine = announce(task.own, limit=self._limit) if task.own else None
+        if mine is None:
+            joined = seen
         else:
-            mine = announce(task.own, limit=self._limit)
-            own = decode(task.own, mine)
-            check_finite(own)
-            twice = own.keys() & common.keys()
+            twice = seen.sizes().keys() & mine.sizes().keys()
             if twice:
                 raise PayloadError(f"'{sorted(twice)[0]}' is both in what goes to all and in what goes to each")
             joined = Announced(
@@ -128,10 +125,17 @@ class Host:
                 seen.scalars | mine.scalars,
                 seen.empty + mine.empty,
             )
-            together = Payload({**common, **own})
         if call.steps:
             check_announced(joined, combined(self._maker.method, call.steps).down, self._maker.method, client.profile)
-        return together
+        if common is None:
+            common = decode(shared, seen)
+            check_finite(common)
+            self._shared = (call.number, seen, common)
+        if mine is None:
+            return common
+        own = decode(task.own, mine)
+        check_finite(own)
+        return Payload({**common, **own})
 
     # evaluation
 
@@ -147,11 +151,14 @@ class Host:
                 if adopts:
                     method.adopt(client, self._receive(call, task, shared, client))
                 client.model.eval()
+                ways = {"": method.predict, **method.also_predict()}
                 for measure in call.measures:
                     samples = client.test if measure == "personal" else self._maker.global_test
-                    if samples is not None:
-                        got = score(lambda x: method.predict(client, x), samples)
-                        found[measure] = {"correct": got.correct, "total": got.total}
+                    if samples is None:
+                        continue
+                    for way, predict in ways.items():
+                        got = score(partial(predict, client), samples)
+                        found[measure + (f" by {way}" if way else "")] = {"correct": got.correct, "total": got.total}
         finally:
             if kept is not None:
                 copy_into(client.model, kept[0])
@@ -180,6 +187,8 @@ class Host:
     def _commit(self, live: _Live, version: int) -> None:
         frame = encode({"model": live.client.model.state_dict(), "state": live.client.state})
         self._store.write(live.client.name, version, frame.data)
+        # Its own copies, as after a restart: what is shared with a message or with the model stays no state (R2).
+        live.client.state = own_copy(live.client.state)
         live.version, live.digest, live.size = version, frame.digest, len(frame.data)
 
     def _make_room(self, keep: str) -> None:

@@ -41,6 +41,7 @@ class Method:
     name: ClassVar[str] = ""
     needs: ClassVar[Needs] = Needs()
     sends: ClassVar[Sends] = Sends()
+    excused: ClassVar[Mapping[str, str]] = {}  # checks of the battery that do not apply, each with its reason
 
     def init(self, server: Server) -> None:
         """Once, before the first round."""
@@ -63,6 +64,10 @@ class Method:
         """One score per class; the largest is the answer."""
         logits: Tensor = client.model(x)
         return logits
+
+    def also_predict(self) -> Mapping[str, Callable[[Client, Tensor], Tensor]]:
+        """Other ways to predict with the same model, by name, to be measured beside the one above."""
+        return {}
 
 
 _REGISTERED: dict[str, type[Method]] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import torch
 from torch import Tensor
 
 from polyfed.core.tables import ClassTable
@@ -72,6 +73,20 @@ class Payload(Mapping[str, Value]):
 
 
 State = dict[str, Value]
+
+
+def own_copy(state: Mapping[str, Value]) -> State:
+    """The same content in memory of its own, dense and without gradients."""
+
+    def copy(value: Value) -> Value:
+        if isinstance(value, Tensor):
+            return value.detach().clone(memory_format=torch.contiguous_format)
+        if isinstance(value, ClassTable):
+            counts = None if value.counts is None else value.counts.clone()
+            return ClassTable(value.classes.clone(), value.values.detach().clone(), counts)
+        return {key: copy(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+
+    return {name: copy(value) for name, value in state.items()}
 
 
 def view(state: Mapping[str, Value]) -> Payload:

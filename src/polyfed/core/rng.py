@@ -38,6 +38,15 @@ def seeded(*name: Name) -> Iterator[None]:
 
     For what cannot be handed a generator: the initial weights of a module, and dropout.
     """
-    with torch.random.fork_rng():
-        torch.random.manual_seed(derive(*name))
+    before = torch.default_generator.get_state()
+    seed = derive(*name)
+    torch.default_generator.manual_seed(seed)
+    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    if gpus:
+        torch.cuda.manual_seed_all(seed)
+    try:
         yield
+    finally:
+        torch.default_generator.set_state(before)
+        if gpus:
+            torch.cuda.set_rng_state_all(gpus)

@@ -6,6 +6,7 @@ throughout one message), or a function of (method, profile of the client).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -18,6 +19,7 @@ from polyfed.core.profile import Layout, Profile
 from polyfed.core.tables import ClassTable
 from polyfed.errors import PayloadError
 
+LARGEST = 1e300  # of a number in a message: sums of many stay finite
 Dim = int | str | Callable[[object, Profile], int]
 
 
@@ -108,6 +110,9 @@ class Weights(Field):
         layout: Layout = getattr(site.profile, self.of)
         expected = {n: Described(DTYPES[getattr(torch, dtype)], shape) for n, shape, dtype in layout}
         found = {path[len(name) + 1 :]: d for path, d in seen.tensors.items() if path.startswith(name + "/")}
+        for path in (*seen.scalars, *seen.empty):
+            if path == name or path.startswith(name + "/"):
+                raise PayloadError(f"field '{name}' holds something else than named tensors: '{path}'")
         for tensor in sorted(expected.keys() | found.keys()):
             if tensor not in found:
                 raise PayloadError(f"field '{name}' lacks '{tensor}' of the client's {self.of}")
@@ -133,8 +138,8 @@ class Scalar(Field):
         right = isinstance(value, kinds) and (self.kind == "flag" or not isinstance(value, bool))
         if not right:
             raise PayloadError(f"field '{name}' is {value!r}, expected a {self.kind}")
-        if isinstance(value, float) and value - value != 0:
-            raise PayloadError(f"field '{name}' is {value}, expected a finite number")
+        if isinstance(value, int | float) and not abs(value) <= LARGEST:  # written so that NaN fails as well
+            raise PayloadError(f"field '{name}' is not a finite number of at most {LARGEST:g}")
 
 
 @dataclass(frozen=True)
@@ -167,6 +172,8 @@ def check_finite(payload: Payload) -> None:
     """Refuse NaN and infinity, naming the field."""
 
     def walk(path: str, value: object) -> None:
+        if isinstance(value, float) and not math.isfinite(value):
+            raise PayloadError(f"field '{path}' is {value}, expected a finite number")
         tensors = [value.values] if isinstance(value, ClassTable) else [value]
         for tensor in tensors:
             if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and not torch.isfinite(tensor).all():

@@ -28,6 +28,8 @@ class ClassTable:
             raise PayloadError(f"a class table of {rows} classes has values of shape {tuple(self.values.shape)}")
         if self.counts is not None and self.counts.shape != (rows,):
             raise PayloadError(f"a class table of {rows} classes has counts of shape {tuple(self.counts.shape)}")
+        if self.counts is not None and bool((self.counts < 1).any()):
+            raise PayloadError("a row of a class table must stand on at least one sample")
         if rows > 1 and not bool((self.classes[1:] > self.classes[:-1]).all()):
             raise PayloadError("the classes of a class table must be ascending and distinct")
 
@@ -127,7 +129,7 @@ class ClassMeans:
         """The means of the classes seen at least `min_count` times, with their counts."""
         if self._total is None:
             return ClassTable.empty(width)
-        classes = (self._count >= min_count).nonzero()[:, 0]
+        classes = (self._count >= max(1, min_count)).nonzero()[:, 0]
         counts = self._count[classes]
         values = self._total[classes] / counts[:, None]
         return ClassTable(classes, values.float(), counts)

@@ -90,7 +90,11 @@ def _part(where: str, rows: Any, image: str | None, label: str | None, known: Kn
     if isinstance(features[label], ClassLabel):
         parts.class_names = tuple(features[label].names)
     labels = as_labels(np.asarray(rows.with_format("numpy")[label][:]), f"{where}, column '{label}'")
-    if not isinstance(features[image], Image):
+    # Parquet files that say nothing about themselves show an encoded picture as a plain struct with `bytes`.
+    is_encoded = isinstance(features[image], Image) or (
+        isinstance(features[image], dict) and "bytes" in features[image]
+    )
+    if not is_encoded:
         pixels = as_pixels(np.asarray(rows.with_format("numpy")[image][:]), f"{where}, column '{image}'")
         return checked_part(pixels, labels, where)
     stack = PictureStack(

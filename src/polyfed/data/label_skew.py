@@ -127,7 +127,8 @@ def _fewer_classes_note(holders: list[list[int]], clients: int, per_client: int)
     fewer = np.flatnonzero(held < per_client).tolist()
     if not fewer:
         return []
-    return [f"{_listed(fewer, 'client', 'clients')} hold fewer than {per_client} classes: none were left"]
+    hold = "holds" if len(fewer) == 1 else "hold"
+    return [f"{_listed(fewer, 'client', 'clients')} {hold} fewer than {per_client} classes: none were left"]
 
 
 def _give_to_the_poorest(hand: _Hand, unused: list[int], picks: int, classes: int) -> None:

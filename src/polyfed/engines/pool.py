@@ -21,6 +21,7 @@ from polyfed.core.engine import Answer, Call, Failure, Task
 from polyfed.engines import wire, zygote
 from polyfed.errors import RunError
 
+WAITING = 64 << 20  # answers that wait for their turn may weigh this much before tasks are run in strict order
 PREFETCH = 64 << 10  # a message this small fits the socket's buffer, so it can wait there for a busy worker
 DEATHS = 3  # a task that took so many workers with it is given up
 
@@ -46,6 +47,7 @@ class PoolEngine:
         self._timeout = timeout
         self._zygote = zygote.take()
         self._home: dict[str, int] = {}
+        self._seconds: dict[str, float] = {}  # what a client's last task took
         self._workers = [self._start(index) for index in range(workers)]
 
     @property
@@ -69,7 +71,7 @@ class PoolEngine:
     def close(self) -> None:
         for worker in self._workers:
             worker.connection.close()
-        self._zygote.close()
+        zygote.give_back(self._zygote)
 
     # workers
 
@@ -100,6 +102,12 @@ class PoolEngine:
     def settle(self, client: str, worker: int) -> None:
         self._home[client] = worker
 
+    def cost(self, client: str) -> float:
+        return self._seconds.get(client, 0.0)
+
+    def learn(self, answer: Answer) -> None:
+        self._seconds[answer.client] = answer.seconds
+
 
 class _Round:
     """One call in progress."""
@@ -114,11 +122,12 @@ class _Round:
         self._timeout = timeout
         self._queues: list[deque[int]] = [deque() for _ in pool.workers()]
         self._done: dict[int, Answer] = {}
+        self._waiting = 0  # bytes of the answers in `_done`
         self._deaths: dict[int, int] = {}
-        self._window = max(8, 4 * len(pool.workers()))  # answers that may wait for their turn
         self._next = 0
-        for number, task in enumerate(tasks):
-            self._queues[pool.home(task.client, number)].append(number)
+        # long tasks first, so that the workers end together
+        for number in sorted(range(len(tasks)), key=lambda n: -pool.cost(tasks[n].client)):
+            self._queues[pool.home(tasks[number].client, number)].append(number)
 
     def answers(self) -> Iterator[Answer]:
         """Answers in the order of the tasks."""
@@ -130,6 +139,7 @@ class _Round:
                     self._collect()
                 while self._next in self._done:
                     answer = self._done.pop(self._next)
+                    self._waiting -= len(answer.frame)
                     self._next += 1
                     yield answer
         finally:
@@ -159,17 +169,30 @@ class _Round:
                 return
 
     def _pick(self, worker: _Worker) -> int | None:
+        """The next task for a worker: its own longest, or the shortest of the fullest queue when it has none."""
         own = self._queues[worker.index]
         if not own and worker.running:
             return None  # it takes from others only when it would stand idle
-        queue = own or max(self._queues, key=len)
-        if not queue or queue[0] >= self._next + self._window:
-            return None
-        return queue.popleft()
+        if self._waiting > WAITING:
+            return self._pick_next(worker)
+        if own:
+            return own.popleft()
+        fullest = max(self._queues, key=len)
+        return fullest.pop() if fullest else None
+
+    def _pick_next(self, worker: _Worker) -> int | None:
+        """Too much waits for its turn: only the task whose turn it is may run, on whichever worker is free."""
+        for queue in self._queues:
+            if self._next in queue and not worker.running:
+                queue.remove(self._next)
+                return self._next
+        return None
 
     def _collect(self) -> None:
         """Wait for an answer, a death or a deadline."""
         busy = {worker.connection: worker for worker in self._pool.workers() if worker.running}
+        if not busy:
+            return  # whoever was fed died of it; their successors are fed next
         patience = None
         if self._timeout is not None:
             first = min(worker.since for worker in busy.values())
@@ -183,7 +206,10 @@ class _Round:
                 continue
             if "broken" in head:
                 raise RunError(f"a worker could not be set up: {head['broken']}")
-            self._done[worker.running.popleft()] = wire.answer_from_json(head, frame)
+            answer = wire.answer_from_json(head, frame)
+            self._done[worker.running.popleft()] = answer
+            self._waiting += len(frame)
+            self._pool.learn(answer)
             worker.since = time.monotonic()
         if self._timeout is not None:
             for worker in list(busy.values()):

@@ -18,6 +18,11 @@ from polyfed.core.host import Host
 from polyfed.engines import wire
 
 
+def warm_up() -> None:
+    """Do in the zygote, once, what torch puts off until the first optimiser is made: importing its compiler."""
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1, fused=True)
+
+
 def serve(connection: Connection) -> None:
     """Answer until the other end hangs up. The first message says how to make the host."""
     torch.set_num_threads(1)  # one core each; also what makes results independent of the number of workers

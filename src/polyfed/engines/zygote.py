@@ -6,6 +6,7 @@ milliseconds, shares the memory of imported libraries between workers, and never
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import socket
@@ -61,29 +62,40 @@ class Zygote:
             self._process.wait()
 
 
-_waiting: list[Zygote] = []
+_spare: list[Zygote] = []
 
 
 def start_early() -> None:
     """Start a zygote now, to be used by the next pool of this process."""
-    if not _waiting:
-        _waiting.append(Zygote())
+    if not _spare:
+        _spare.append(Zygote())
 
 
 def take() -> Zygote:
-    """The zygote that was started early, if it still lives, or a new one."""
-    while _waiting:
-        early = _waiting.pop()
-        if early.alive:
-            return early
-        early.close()
+    """The spare zygote, if there is one that lives, or a new one."""
+    while _spare:
+        spare = _spare.pop()
+        if spare.alive:
+            return spare
+        spare.close()
     return Zygote()
+
+
+def give_back(zygote: Zygote) -> None:
+    """Keep a zygote for the next pool of this process: that one then starts at once."""
+    if zygote.alive and not _spare:
+        _spare.append(zygote)
+    else:
+        zygote.close()
 
 
 def drop_early() -> None:
     """End a zygote that nobody took."""
-    while _waiting:
-        _waiting.pop().close()
+    while _spare:
+        _spare.pop().close()
+
+
+atexit.register(drop_early)
 
 
 def main(descriptor: int) -> None:
@@ -92,6 +104,7 @@ def main(descriptor: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     from polyfed.engines import worker  # imports torch and all that a worker needs
 
+    worker.warm_up()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps workers
     control = socket.socket(fileno=descriptor)
     while True:

@@ -63,5 +63,5 @@ class FedAvg(Method):
     def adopt(self, client: Client, msg: Payload) -> None:
         received = msg.weights("model")
         if self.buffers == "local":
-            received |= dict(client.model.named_buffers())
+            received |= {name: own for name, own in client.model.named_buffers() if name in received}
         client.load(received)

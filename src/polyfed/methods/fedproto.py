@@ -5,6 +5,7 @@ Tan, Long, Liu, Zhou, Lu, Jiang, Zhang; AAAI 2022, Algorithm 1.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -86,7 +87,9 @@ class FedProto(Method):
     def predict(self, client: Client, x: Tensor) -> Tensor:
         table = client.state.get("prototypes")
         if self.predict_with == "head" or not isinstance(table, ClassTable) or len(table) == 0:
-            return super().predict(client, x)
+            return super().predict(client, x)  # before the first prototypes there is only the head
         prototypes, known = table.dense(client.classes)
-        distance = torch.cdist(client.model.features(x), prototypes)
-        return -distance.masked_fill(~known, float("inf"))
+        return -torch.cdist(client.model.features(x), prototypes).masked_fill(~known, float("inf"))
+
+    def also_predict(self) -> Mapping[str, Callable[[Client, Tensor], Tensor]]:
+        return {"head": super().predict}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict
 
 import torch
@@ -11,9 +10,7 @@ from torch.nn import functional as F
 
 from polyfed.errors import InputError
 from polyfed.models.blocks import Trunk
-from polyfed.models.spec import ModelSpec
-
-HEAD_PATTERN = re.compile(r"(relu|tanh)-([1-9]\d{0,5})")
+from polyfed.models.spec import ModelSpec, hidden_layer
 
 
 class Normalise(nn.Module):
@@ -67,24 +64,24 @@ class PoolFeatures(nn.Module):
 
 
 def make_backbone(trunk: Trunk, spec: ModelSpec, shape: tuple[int, int, int], dropout: float) -> nn.Module:
-    """Normalise, trunk, pool, adapter, dropout: the parts that are not needed are left out."""
+    """Normalise, trunk, pool, dropout, adapter: the parts that are not needed are left out."""
     parts: OrderedDict[str, nn.Module] = OrderedDict()
     parts["normalise"] = Normalise(spec.mean, spec.std, shape[0])
     if spec.pool_input is not None:
         parts["pool_input"] = PoolInput(spec.pool_input)
     parts["trunk"] = trunk
-    if spec.feature_map is not None and trunk.spatial and spec.adapter in ("auto", "conv_pool"):
-        # FedVTC: the feature is a small map of its own, straight from the trunk's last map.
+    rate = dropout if spec.dropout is None else spec.dropout
+    keeps_map = spec.feature_map is not None and trunk.spatial and spec.adapter in ("auto", "conv_pool")
+    if trunk.spatial and not keeps_map:
+        parts["pool"] = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    if rate > 0:
+        parts["dropout"] = nn.Dropout(rate)
+    if keeps_map and spec.feature_map is not None:
         parts["adapter"] = conv_pool(trunk.channels, spec.feature_map)
     else:
-        if trunk.spatial:
-            parts["pool"] = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
         adapter = flat_adapter(spec, trunk.channels)
         if adapter is not None:
             parts["adapter"] = adapter
-    rate = dropout if spec.dropout is None else spec.dropout
-    if rate > 0:
-        parts["dropout"] = nn.Dropout(rate)
     return nn.Sequential(parts)
 
 
@@ -116,14 +113,10 @@ def flat_adapter(spec: ModelSpec, own: int) -> nn.Module | None:
 
 
 def make_head(head: str | None, features: int, classes: int) -> nn.Module:
-    """One linear layer, or one hidden layer in between: 'relu-256', 'tanh-768'."""
-    if head is None or head == "linear":
+    """One linear layer, or one hidden layer in between."""
+    hidden = hidden_layer(head)
+    if hidden is None:
         return nn.Linear(features, classes)
-    match = HEAD_PATTERN.fullmatch(head)
-    if match is None:
-        raise InputError(
-            f"Head '{head}' is unknown; allowed are 'linear', and 'relu-N' or 'tanh-N' with N hidden units."
-        )
-    act = nn.ReLU() if match[1] == "relu" else nn.Tanh()
-    hidden = int(match[2])
-    return nn.Sequential(nn.Linear(features, hidden), act, nn.Linear(hidden, classes))
+    kind, units = hidden
+    act = nn.ReLU() if kind == "relu" else nn.Tanh()
+    return nn.Sequential(nn.Linear(features, units), act, nn.Linear(units, classes))

@@ -152,16 +152,28 @@ def _describe_at(spec: ModelSpec, shape: tuple[int, int, int]) -> ModelInfo:
     # On the meta device nothing is allocated or computed: ResNet-152 costs no more than its Python objects.
     with torch.device("meta"):
         model = build(spec, shape=shape, classes=10).eval()
+        params, extractor_params = _count(model), _count(model.backbone)
+        _skip_uncounted(model)
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             model(torch.empty(1, *shape))
     return ModelInfo(
         name=spec.label,
-        params=_count(model),
-        extractor_params=_count(model.backbone),
+        params=params,
+        extractor_params=extractor_params,
         feature_dim=model.feature_dim,
         flops=int(counter.get_total_flops()),
         input=shape,
     )
+
+
+def _skip_uncounted(model: nn.Module) -> None:
+    """Norms and activations have no multiply-accumulates that are counted, but take most of a meta pass."""
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if isinstance(
+                child, nn.BatchNorm2d | nn.GroupNorm | nn.LayerNorm | nn.ReLU | nn.ReLU6 | nn.GELU | nn.SiLU
+            ):
+                setattr(parent, name, nn.Identity())
 
 
 def _count(module: nn.Module) -> int:

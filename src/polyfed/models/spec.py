@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
@@ -11,6 +12,21 @@ from polyfed.errors import InputError, nearest
 NORMS = ("batch", "group", "layer", "none")
 STEMS = ("auto", "image", "small")
 ADAPTERS = ("auto", "pool1d", "linear", "conv_pool")
+
+
+HEAD_PATTERN = re.compile(r"(relu|tanh)-([1-9]\d{0,5})")
+
+
+def hidden_layer(head: str | None) -> tuple[str, int] | None:
+    """Activation and units of a head's hidden layer; None for a head of one linear layer."""
+    if head is None or head == "linear":
+        return None
+    match = HEAD_PATTERN.fullmatch(head)
+    if match is None:
+        raise InputError(
+            f"Head '{head}' is unknown; allowed are 'linear', and 'relu-N' or 'tanh-N' with N hidden units."
+        )
+    return match[1], int(match[2])
 
 
 @dataclass(frozen=True)
@@ -37,6 +53,7 @@ class ModelSpec:
         _check_choice(self.name, "norm", self.norm, NORMS)
         _check_choice(self.name, "stem", self.stem, STEMS)
         _check_choice(self.name, "adapter", self.adapter, ADAPTERS)
+        hidden_layer(self.head)
         if not 0 < self.width <= 16:
             raise InputError(f"Model '{self.name}': width is {self.width}, allowed is above 0 up to 16.")
         if self.dropout is not None and not 0 <= self.dropout < 1:

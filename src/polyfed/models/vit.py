@@ -93,11 +93,14 @@ class VisionTransformer(Trunk):
         self.channels = dim
         self.apply(_initialise)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def tokens(self, x: Tensor) -> Tensor:
+        """What the first block gets: the class token and the patches, with their positions."""
         x = F.pad(x, (0, -x.shape[3] % self.patch, 0, -x.shape[2] % self.patch))
         patches = self.embed(x).flatten(2).transpose(1, 2)
-        tokens = torch.cat([self.class_token.expand(len(x), -1, -1), patches], dim=1)
-        out: Tensor = self.norm(self.blocks(tokens + self.positions))[:, 0]
+        return torch.cat([self.class_token.expand(len(x), -1, -1), patches], dim=1) + self.positions
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.norm(self.blocks(self.tokens(x)))[:, 0]
         return out
 
 

@@ -19,44 +19,46 @@ def from_module(module: nn.Module, head: str, *, shape: tuple[int, int, int], cl
     kind = type(module).__name__
     if not isinstance(module, nn.Module):
         raise InputError(f"A model is needed, a torch.nn.Module, found {kind}.")
-    linears = [name for name, part in module.named_modules() if name and isinstance(part, nn.Linear)]
-    parts = dict(module.named_modules())
-    if not head or head not in parts:
+    parts = {name: part for name, part in module.named_modules() if name}
+    linears = [name for name, part in parts.items() if isinstance(part, nn.Linear)]
+    if head not in parts:
         raise InputError(f"{kind} has no part '{head}' that could be its head: {nearest(head, linears)}.")
-    if not isinstance(parts[head], nn.Linear):
+    layer = parts[head]
+    if not isinstance(layer, nn.Linear):
         raise InputError(
-            f"The head '{head}' of {kind} is a {type(parts[head]).__name__}, a Linear is needed: "
-            f"{nearest(head, linears)}."
+            f"The head '{head}' of {kind} is a {type(layer).__name__}, a Linear is needed: {nearest(head, linears)}."
         )
-    backbone = copy.deepcopy(module)
-    layer = backbone.get_submodule(head)
-    assert isinstance(layer, nn.Linear)
     if layer.out_features != classes:
         raise InputError(
             f"The head '{head}' of {kind} has {layer.out_features} outputs, but the data has {classes} classes."
         )
+    _check_cut(module, layer, head, shape)
+    return SplitModel(_without(module, head), copy.deepcopy(layer), feature_dim=layer.in_features, classes=classes)
+
+
+def _without(module: nn.Module, head: str) -> nn.Module:
+    """A copy whose head passes its input."""
+    backbone = copy.deepcopy(module)
     owner, _, attribute = head.rpartition(".")
     setattr(backbone.get_submodule(owner), attribute, nn.Identity())
-    model = SplitModel(backbone, layer, feature_dim=layer.in_features, classes=classes)
-    _check_cut(module, model, head, shape)
-    return model
+    return backbone
 
 
-def _check_cut(module: nn.Module, model: SplitModel, head: str, shape: tuple[int, int, int]) -> None:
+def _check_cut(module: nn.Module, layer: nn.Linear, head: str, shape: tuple[int, int, int]) -> None:
     """One forward pass of both: the cut is right where the two halves together give what the whole gives."""
     kind = type(module).__name__
-    device = next(module.parameters()).device
     # A ramp rather than zeros, which could hide what comes after the head.
-    probe = torch.linspace(0, 1, 2 * shape[0] * shape[1] * shape[2], device=device).reshape(2, *shape)
-    whole = _evaluated(copy.deepcopy(module), probe, kind, shape)
-    features = _evaluated(copy.deepcopy(model.backbone), probe, kind, shape)
-    if features.shape != (2, model.feature_dim):
+    probe = torch.linspace(0, 1, 2 * shape[0] * shape[1] * shape[2], device=layer.weight.device)
+    probe = probe.reshape(2, *shape)
+    whole = _evaluated(copy.deepcopy(module), probe, kind)
+    features = _evaluated(_without(module, head), probe, kind)
+    if features.shape != (2, layer.in_features):
         raise InputError(
             f"{kind} without its head '{head}' gives {tuple(features.shape)} for two images, "
-            f"(2, {model.feature_dim}) is needed: one flat feature for each image."
+            f"(2, {layer.in_features}) is needed: one flat feature for each image."
         )
     with torch.no_grad():
-        joined = model.head(features)
+        joined = layer(features)
     same = whole.shape == joined.shape and (whole.is_meta or torch.allclose(whole, joined, rtol=1e-4, atol=1e-5))
     if not same:
         raise InputError(
@@ -65,13 +67,13 @@ def _check_cut(module: nn.Module, model: SplitModel, head: str, shape: tuple[int
         )
 
 
-def _evaluated(copied: nn.Module, probe: Tensor, kind: str, shape: tuple[int, int, int]) -> Tensor:
+def _evaluated(copied: nn.Module, probe: Tensor, kind: str) -> Tensor:
     try:
         with torch.no_grad():
             out = copied.eval()(probe)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+    except Exception as error:  # the module is the user's: it may raise anything
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"{kind} does not take images of shape {tuple(shape)}: {reason}.") from error
+        raise InputError(f"{kind} does not take images of shape {tuple(probe.shape[1:])}: {reason}.") from error
     if not isinstance(out, Tensor):
         raise InputError(f"{kind} gives a {type(out).__name__}, a tensor of logits is needed.")
     return out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import reduce
 from typing import Literal
 
 import torch
@@ -68,27 +69,31 @@ def fit(
     `adjust` runs after every backward pass and before the step, for methods that correct gradients.
     """
     modules = list(modules)
-    trained = [p for p in (parameters or (p for m in modules for p in m.parameters())) if p.requires_grad]
+    chosen = (p for m in modules for p in m.parameters()) if parameters is None else parameters
+    trained = [p for p in chosen if p.requires_grad]
     optimizer = make_optimizer(trained, settings)
     for module in modules:
         module.train()
-    total, seen, steps = torch.zeros((), dtype=torch.float64), 0, 0
+    losses: list[Tensor] = []
+    sizes: list[int] = []
     for x, y in _epochs(samples, settings, shuffle, drop_single=has_batchnorm(modules)):
         optimizer.zero_grad(set_to_none=True)
         terms = loss(x, y)
         task = terms if isinstance(terms, Tensor) else terms[0]
-        objective = task if isinstance(terms, Tensor) else torch.stack(terms).sum()
+        objective = task if isinstance(terms, Tensor) else reduce(torch.add, terms)
         objective.backward()  # type: ignore[no-untyped-call]
         if settings.clip_norm is not None:
             nn.utils.clip_grad_norm_(trained, settings.clip_norm)
         if adjust is not None:
             adjust()
         optimizer.step()
-        total += task.detach() * len(y)
-        seen += len(y)
-        steps += 1
+        losses.append(task.detach())
+        sizes.append(len(y))
     optimizer.zero_grad(set_to_none=True)
-    return Fit(steps, seen, float(total) / seen if seen else float("nan"))
+    if not sizes:
+        return Fit(0, 0, float("nan"))
+    mean = torch.stack(losses).double() @ torch.tensor(sizes, dtype=torch.float64) / sum(sizes)
+    return Fit(len(sizes), sum(sizes), float(mean))
 
 
 def _epochs(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+CHUNK = 1024  # samples that are held as floats at a time
 EVALUATION_BATCH = 512  # without gradients memory is no concern, and large batches are fastest
 
 
@@ -33,16 +34,16 @@ class Samples:
         BatchNorm cannot be trained on.
         """
         n = len(self)
-        if drop_single and n % size == 1:
-            n -= 1
-        order = None if shuffle is None else torch.randperm(len(self), generator=shuffle)
-        for start in range(0, n, size):
-            stop = min(start + size, n)
-            if order is None:
-                yield as_floats(self.images[start:stop]), self.labels[start:stop]
-            else:
-                at = order[start:stop]
-                yield as_floats(self.images.index_select(0, at)), self.labels.index_select(0, at)
+        kept = n - 1 if drop_single and n % size == 1 else n
+        order = None if shuffle is None else torch.randperm(n, generator=shuffle)
+        # Many batches are converted at once and handed out as views: per batch that would cost more than it computes.
+        chunk = max(1, CHUNK // size) * size
+        for start in range(0, kept, chunk):
+            stop = min(start + chunk, kept)
+            at = None if order is None else order[start:stop]
+            images = as_floats(self.images[start:stop] if at is None else self.images.index_select(0, at))
+            labels = self.labels[start:stop] if at is None else self.labels.index_select(0, at)
+            yield from zip(torch.split(images, size), torch.split(labels, size), strict=True)
 
 
 def as_floats(images: Tensor) -> Tensor:

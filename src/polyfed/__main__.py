@@ -1,0 +1,5 @@
+"""`python -m polyfed` is the command."""
+
+from polyfed.cli.app import main
+
+main()

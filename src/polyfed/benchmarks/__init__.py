@@ -1,0 +1,37 @@
+"""Benchmarks: each measures ratios within one run, because machines differ and are noisy."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from polyfed.errors import InputError, nearest
+
+_NAMES = {
+    "overhead": "a training round on the pool against bare training loops in as many processes",
+    "population": "a round of 20 clients out of 10,000 against one out of 100",
+    "startup": "seconds until `polyfed list methods` has answered and until the first round of a run begins",
+}
+
+
+def names() -> list[str]:
+    return list(_NAMES)
+
+
+def describe(name: str) -> str:
+    return _NAMES[name]
+
+
+def run(name: str | None = None, out: Path = Path("benchmarks/out")) -> Iterator[dict[str, Any]]:
+    """Run one benchmark, or all; each gives its `name`, `figures` and `settings`, and writes them to `out`."""
+    if name is not None and name not in _NAMES:
+        raise InputError(f"there is no benchmark called '{name}'; {nearest(name, _NAMES)}")
+    for wanted in [name] if name else names():
+        module = importlib.import_module(f"polyfed.benchmarks.{wanted}")
+        result: dict[str, Any] = {"name": wanted, **module.measure()}
+        out.mkdir(parents=True, exist_ok=True)
+        (out / f"{wanted}.json").write_text(json.dumps(result, indent=1))
+        yield result

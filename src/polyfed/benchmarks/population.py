@@ -1,0 +1,49 @@
+"""What a large population costs: the same 20 clients a round, out of 10,000 instead of out of 100."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from polyfed import api
+from polyfed.benchmarks.synthetic import images
+from polyfed.config import parse
+
+PER_ROUND, SAMPLES_EACH, ROUNDS = 20, 80, 24
+
+
+def measure() -> dict[str, Any]:
+    """Figures: time per round of the large population divided by that of the small one, and peak memory."""
+    seconds, memory = {}, {}
+    with tempfile.TemporaryDirectory() as folder:
+        for clients in (100, 10_000):
+            result = _run(clients, Path(folder))
+            # the second half: by then the small population's clients have all been met
+            seconds[clients] = statistics.median(result["seconds"]["by_round"][ROUNDS // 2 :])
+            memory[clients] = result["memory"]["peak_rss"]
+    return {
+        "figures": {
+            "seconds_per_round_100": round(seconds[100], 4),
+            "seconds_per_round_10000": round(seconds[10_000], 4),
+            "ratio": round(seconds[10_000] / seconds[100], 4),
+            "peak_gb_10000": round(memory[10_000] / 1e9, 3),
+        },
+        "settings": {"per_round": PER_ROUND, "samples_each": SAMPLES_EACH, "rounds": ROUNDS, "method": "fedproto"},
+    }
+
+
+def _run(clients: int, folder: Path) -> dict[str, Any]:
+    config = parse(
+        {
+            "method": "fedproto",
+            "clients": clients,
+            "participation": PER_ROUND / clients,
+            "rounds": ROUNDS,
+            "data": {"partition": {"scheme": "iid"}},
+            "evaluate": {"personal": False, "global": False},
+        }
+    )
+    data = images(f"population{clients}", clients * SAMPLES_EACH, 8, folder / "cache")
+    return api.run_config(config, out=folder / str(clients), data=data)

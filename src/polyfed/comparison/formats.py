@@ -1,0 +1,212 @@
+"""A comparison as text: a terminal table, csv, Markdown, LaTeX, HTML. Names are escaped for each."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import re
+import textwrap
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from polyfed.comparison.table import Comparison, Row
+
+HEADINGS = {
+    "personal_final": "personal final",
+    "personal_best": "personal best",
+    "global_final": "global final",
+    "global_best": "global best",
+    "mib_up": "MiB up",
+    "mib_down": "MiB down",
+    "seconds": "seconds",
+}
+DIGITS = {"mib_up": 3, "mib_down": 3, "seconds": 1}
+
+
+class Cell(NamedTuple):
+    """One cell of the table; `name` cells hold words of the user's."""
+
+    text: str
+    best: bool = False
+    name: bool = False
+
+
+def headings(comparison: Comparison) -> list[Cell]:
+    cells = [Cell(key, name=True) for key in comparison.keys]
+    cells += [Cell("n"), *(Cell(heading) for heading in HEADINGS.values())]
+    if comparison.baseline is not None:
+        cells += [Cell("Δ personal final"), Cell("Δ global final")]
+    return cells
+
+
+def cells_of(comparison: Comparison, row: Row) -> list[Cell]:
+    cells = [Cell(row.group[key], name=True) for key in comparison.keys]
+    cells.append(Cell(str(row.runs)))
+    for measure in HEADINGS:
+        spread = row.values[measure]
+        digits = DIGITS.get(measure, 2)
+        text = "-" if spread is None else f"{spread.mean:.{digits}f}"
+        # bytes are mostly equal for all seeds: a deviation of 0.000 says nothing there
+        if spread is not None and spread.std is not None and (spread.std >= 0.0005 or "mib" not in measure):
+            text += f" ± {spread.std:.{digits}f}"
+        cells.append(Cell(text, best=measure in row.best))
+    if comparison.baseline is not None:
+        for measure in ("personal_final", "global_final"):
+            gap = row.differences.get(measure)
+            text = "-" if gap is None else f"{gap.mean:+.2f} [{gap.low:+.2f}, {gap.high:+.2f}]"
+            cells.append(Cell(text))
+    return cells
+
+
+def _printable(text: str) -> str:
+    """On one line, without control characters."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def table(comparison: Comparison, *, bold: bool = False) -> str:
+    """Plain text in aligned columns; a star marks the best, which a terminal also shows bold."""
+    grid = [headings(comparison), *(cells_of(comparison, row) for row in comparison.rows)]
+    texts = [[_printable(cell.text) + ("*" if cell.best else "") for cell in line] for line in grid]
+    widths = [max(len(line[i]) for line in texts) for i in range(len(grid[0]))]
+    lines = []
+    for cells, words in zip(grid, texts, strict=True):
+        padded = [w.ljust(n) if c.name else w.rjust(n) for c, w, n in zip(cells, words, widths, strict=True)]
+        if bold:
+            padded = [f"\x1b[1m{p}\x1b[0m" if c.best else p for c, p in zip(cells, padded, strict=True)]
+        lines.append("  ".join(padded).rstrip())
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    caption = textwrap.fill(f"{comparison.caption} * best mean.", width=max(80, len(lines[1])))
+    return "\n".join([*lines, caption]) + "\n"
+
+
+def markdown(comparison: Comparison) -> str:
+    def line(cells: list[Cell]) -> str:
+        texts = [_markdown_escaped(cell.text) if cell.name else cell.text for cell in cells]
+        return "| " + " | ".join(f"**{t}**" if c.best else t for t, c in zip(texts, cells, strict=True)) + " |"
+
+    rule = "|" + "|".join([" --- "] * len(comparison.keys) + [" ---: "] * _number_columns(comparison)) + "|"
+    rows = [line(cells_of(comparison, row)) for row in comparison.rows]
+    caption = _markdown_escaped(comparison.caption)
+    return "\n".join([line(headings(comparison)), rule, *rows, "", f"{caption} Bold: best mean."]) + "\n"
+
+
+def _markdown_escaped(text: str) -> str:
+    return re.sub(r"([\\`*_{}\[\]<>#|~&!$])", r"\\\1", _printable(text))
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': r"\textquotedbl{}",
+    "±": r"$\pm$",
+    "Δ": r"$\Delta$",
+    **{c: "\\" + c for c in "{}$&#%_"},
+}
+
+
+def latex(comparison: Comparison) -> str:
+    """A booktabs table, to be put into a document that loads booktabs."""
+
+    def line(cells: list[Cell]) -> str:
+        texts = [_latex_escaped(cell.text) for cell in cells]
+        return " & ".join(rf"\textbf{{{t}}}" if c.best else t for t, c in zip(texts, cells, strict=True)) + r" \\"
+
+    columns = "l" * len(comparison.keys) + "r" * _number_columns(comparison)
+    rows = [line(cells_of(comparison, row)) for row in comparison.rows]
+    lines = [
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{_latex_escaped(comparison.caption)} Bold: best mean.}}",
+        rf"\begin{{tabular}}{{{columns}}}",
+        r"\toprule",
+        line(headings(comparison)),
+        r"\midrule",
+        *rows,
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _latex_escaped(text: str) -> str:
+    return "".join(_LATEX.get(c, c) for c in _printable(text))
+
+
+_STYLE = (
+    "body{font-family:system-ui,sans-serif;margin:2em}"
+    "table{border-collapse:collapse}caption{caption-side:bottom;text-align:left;padding-top:.6em;color:#555}"
+    "th,td{padding:.3em .8em;text-align:right;border-bottom:1px solid #ddd}th.name,td.name{text-align:left}"
+)
+
+
+def html_page(comparison: Comparison) -> str:
+    """One file with everything in it."""
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>polyfed comparison</title>'
+        f"<style>{_STYLE}</style></head>\n<body>\n{html_table(comparison)}\n</body></html>\n"
+    )
+
+
+def html_table(comparison: Comparison) -> str:
+    def line(cells: list[Cell], tag: str) -> str:
+        parts = []
+        for cell in cells:
+            text = html.escape(_printable(cell.text))
+            kind = ' class="name"' if cell.name else ""
+            parts.append(f"<{tag}{kind}>{f'<strong>{text}</strong>' if cell.best else text}</{tag}>")
+        return f"<tr>{''.join(parts)}</tr>"
+
+    rows = "\n".join(line(cells_of(comparison, row), "td") for row in comparison.rows)
+    return (
+        f"<table>\n<caption>{html.escape(comparison.caption)} Bold: best mean.</caption>\n"
+        f"<thead>{line(headings(comparison), 'th')}</thead>\n<tbody>\n{rows}\n</tbody>\n</table>"
+    )
+
+
+def comma_separated(comparison: Comparison) -> str:
+    """Full precision, a column per number; `best` names the measures in which a row is the best."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    numbers = [f"{measure}_{part}" for measure in HEADINGS for part in ("mean", "std")]
+    gaps = ("personal_final", "global_final") if comparison.baseline is not None else ()
+    gap_parts = [f"{measure}_difference_{part}" for measure in gaps for part in ("mean", "low", "high", "n")]
+    writer.writerow([*map(_harmless, comparison.keys), "n", *numbers, "best", *gap_parts])
+    for row in comparison.rows:
+        line: list[object] = [_harmless(row.group[key]) for key in comparison.keys]
+        line.append(row.runs)
+        for measure in HEADINGS:
+            spread = row.values[measure]
+            line += ["", ""] if spread is None else [spread.mean, "" if spread.std is None else spread.std]
+        line.append(" ".join(measure for measure in HEADINGS if measure in row.best))
+        for measure in gaps:
+            gap = row.differences.get(measure)
+            line += ["", "", "", ""] if gap is None else [gap.mean, gap.low, gap.high, gap.n]
+        writer.writerow(line)
+    return text.getvalue()
+
+
+def _harmless(text: str) -> str:
+    """A word that a spreadsheet would run as a formula is shown as a word."""
+    text = _printable(text)
+    number = re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", text)
+    return f"'{text}" if text[:1] in tuple("=+-@") and text != "-" and not number else text
+
+
+def _number_columns(comparison: Comparison) -> int:
+    return len(headings(comparison)) - len(comparison.keys)
+
+
+FORMATS: Mapping[str, Callable[[Comparison], str]] = {
+    "table": table,
+    "csv": comma_separated,
+    "md": markdown,
+    "latex": latex,
+    "html": html_page,
+}

@@ -1,0 +1,119 @@
+"""Finished runs: found in folders, or handed over as results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from polyfed.errors import InputError
+from polyfed.runs.folder import RunFolder
+
+Source = str | Path | Mapping[str, Any]
+# what changes between runs that are repetitions of each other, and what does not change a result
+NOT_COMPARED = frozenset({"name", "seed", "engine", "checkpoint", "versions"})
+
+
+@dataclass(frozen=True)
+class Run:
+    """One finished run: its result, and its config where that is known."""
+
+    where: str
+    result: Mapping[str, Any]
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def seed(self) -> int:
+        return int(self.result["seed"])
+
+    def lookup(self, key: str) -> Any:
+        """The value of a dotted key in the config, else in the result; None if neither has it."""
+        if key == "method":
+            return self.result["method"]
+        for tree in (self.config, self.result):
+            value: Any = tree
+            for part in key.split("."):
+                value = value.get(part) if isinstance(value, Mapping) else None
+            if value is not None:
+                return value
+        return None
+
+    def settings(self) -> dict[str, str]:
+        """Every setting that makes this run another experiment than its neighbours, by dotted key."""
+        kept = {key: value for key, value in self.config.items() if key not in NOT_COMPARED}
+        return {key: shown(value) for key, value in flat(kept)}
+
+
+def flat(tree: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, Any]]:
+    """The leaves of nested mappings by dotted key."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", value
+
+
+def shown(value: Any) -> str:
+    """A config value as a table shows it."""
+    if value is None:
+        return "-"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def gather(sources: Iterable[Source]) -> tuple[list[Run], list[str]]:
+    """The finished runs among results, run folders and folders of them; a sentence for each that was left out."""
+    runs: list[Run] = []
+    left_out: list[str] = []
+    looked: list[str] = []
+    seen: set[Path] = set()
+    for source in sources:
+        if isinstance(source, Mapping):
+            looked.append("a result")
+            _add(runs, left_out, Run("a result", source))
+            continue
+        looked.append(str(source))
+        for path in _run_folders(Path(source)):
+            if path.resolve() in seen:
+                continue
+            seen.add(path.resolve())
+            try:
+                folder = RunFolder(path)
+                result = folder.result()
+                if result is None:
+                    left_out.append(f"{path} is not finished; go on with: polyfed resume {path}")
+                else:
+                    _add(runs, left_out, Run(str(path), result, folder.config()))
+            except InputError as error:
+                left_out.append(str(error))
+    if not runs:
+        why = f": {left_out[0]}" if left_out else ""
+        raise InputError(f"there is no finished run in {', '.join(looked) or 'nothing'}{why}")
+    return runs, left_out
+
+
+def _run_folders(path: Path) -> list[Path]:
+    if not path.is_dir():
+        raise InputError(f"there is no folder {path}; name run folders, or folders that hold them")
+    if (path / "config.yaml").exists():
+        return [path]
+    return sorted(found.parent for found in path.rglob("config.yaml"))
+
+
+def _add(runs: list[Run], left_out: list[str], run: Run) -> None:
+    """Keep a run whose result has what a comparison reads; a file that something else wrote is left out by name."""
+    try:
+        numbers = [run.result["seed"], run.result["bytes"]["up"], run.result["bytes"]["down"]]
+        numbers.append(run.result["seconds"]["total"])
+        for kind in ("personal", "global"):
+            measured = run.result["accuracy"][kind]
+            if measured is not None:
+                numbers += [measured["final"], measured["best"]]
+        whole = isinstance(run.result["method"], str) and all(isinstance(n, int | float) for n in numbers)
+    except (KeyError, TypeError):
+        whole = False
+    if whole:
+        runs.append(run)
+    else:
+        left_out.append(f"{run.where} holds no result that polyfed wrote")

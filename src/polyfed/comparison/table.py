@@ -1,0 +1,230 @@
+"""The numbers of a comparison: groups of runs, means and deviations over seeds, differences to a baseline."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from polyfed.comparison import formats
+from polyfed.comparison.runs import Run, Source, flat, gather, shown
+from polyfed.errors import InputError, nearest
+
+MIB = 1 << 20
+CONFIDENCE = 0.95
+
+
+def _accuracy(kind: str, which: str) -> Callable[[Mapping[str, Any]], float | None]:
+    def read(result: Mapping[str, Any]) -> float | None:
+        measured = result["accuracy"][kind]
+        return None if measured is None else 100.0 * measured[which]
+
+    return read
+
+
+# every column of numbers: how it is read from a result, in the unit that is shown (per cent, MiB, seconds)
+MEASURES: Mapping[str, Callable[[Mapping[str, Any]], float | None]] = {
+    "personal_final": _accuracy("personal", "final"),
+    "personal_best": _accuracy("personal", "best"),
+    "global_final": _accuracy("global", "final"),
+    "global_best": _accuracy("global", "best"),
+    "mib_up": lambda result: result["bytes"]["up"] / MIB,
+    "mib_down": lambda result: result["bytes"]["down"] / MIB,
+    "seconds": lambda result: float(result["seconds"]["total"]),
+}
+ACCURACIES = ("personal_final", "personal_best", "global_final", "global_best")
+COMPARED = ("personal_final", "global_final")  # what is held against a baseline
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The mean of some runs and their sample deviation, which one run does not have."""
+
+    mean: float
+    std: float | None
+    n: int
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The mean difference to the baseline over the seeds that both have, with its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """The runs of one group."""
+
+    group: Mapping[str, str]
+    runs: int
+    seeds: tuple[int, ...]
+    values: Mapping[str, Spread | None]  # None: not measured
+    best: frozenset[str] = frozenset()  # the measures in which no group has a higher mean
+    differences: Mapping[str, Difference | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A table of runs. `str()` shows it; `to("md")` and the other formats write it down."""
+
+    keys: tuple[str, ...]
+    rows: tuple[Row, ...]
+    baseline: str | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def caption(self) -> str:
+        """What the numbers are."""
+        parts = [
+            "Accuracy in %: personal on each client's own held-out data, global on the common test set",
+            "final = last round, best = best round, chosen on test data",
+            "mean ± sample standard deviation over n runs",
+        ]
+        if self.baseline is not None:
+            parts.append(f"Δ = mean difference to {self.baseline} over common seeds with its 95 % t interval")
+        return "; ".join(parts) + "."
+
+    def to(self, format: str) -> str:
+        """The comparison as table, csv, md, latex or html."""
+        if format not in formats.FORMATS:
+            raise InputError(f"there is no format '{format}'; {nearest(format, formats.FORMATS)}")
+        return formats.FORMATS[format](self)
+
+    def __str__(self) -> str:
+        return self.to("table")
+
+    def _repr_html_(self) -> str:
+        return formats.html_table(self)
+
+
+def compare(sources: Iterable[Source], *, by: str | Sequence[str] = (), baseline: str | None = None) -> Comparison:
+    """Put results or run folders side by side, by method and by the config keys named.
+
+    `baseline` is a method (or a value of the first key, where all runs have one method): each row then has its
+    differences to it over the seeds that both have.
+    """
+    runs, left_out = gather(sources)
+    keys = _keys(runs, [by] if isinstance(by, str) else list(by))
+    groups: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        groups.setdefault(tuple(shown(run.lookup(key)) for key in keys), []).append(run)
+    ordered = dict(sorted(groups.items(), key=lambda item: [_order(part) for part in item[0]]))
+    spreads = {group: _spreads(members) for group, members in ordered.items()}
+    bests = _bests(spreads)
+    versus = _baselines(keys, ordered, baseline)
+    rows = [
+        Row(
+            group=dict(zip(keys, group, strict=True)),
+            runs=len(members),
+            seeds=tuple(sorted({run.seed for run in members})),
+            values=spreads[group],
+            best=frozenset(measure for measure, best in bests.items() if _is(spreads[group][measure], best)),
+            differences=_differences(members, versus[group]) if group in versus else {},
+        )
+        for group, members in ordered.items()
+    ]
+    mixed = [note for group, members in ordered.items() if (note := _mixture(group, members))]
+    return Comparison(keys, tuple(rows), baseline, (*left_out, *mixed))
+
+
+def _keys(runs: Sequence[Run], asked: list[str]) -> tuple[str, ...]:
+    """The columns that name a group. Methods are never averaged with each other, so they count where they differ."""
+    for key in asked:
+        if all(run.lookup(key) is None for run in runs):
+            known = {known for run in runs for known, _ in flat(run.config)} | {"method"}
+            raise InputError(f"no run has a setting called '{key}'; {nearest(key, known)}")
+    several = len({run.result["method"] for run in runs}) > 1
+    return tuple(dict.fromkeys([*(["method"] if several or not asked else []), *asked]))
+
+
+def _order(part: str) -> tuple[int, float, str]:
+    """Numbers by size, before words."""
+    try:
+        number = float(part)
+    except ValueError:
+        return 1, 0.0, part
+    return (0, number, part) if math.isfinite(number) else (1, 0.0, part)
+
+
+def _spreads(members: Sequence[Run]) -> dict[str, Spread | None]:
+    found: dict[str, Spread | None] = {}
+    for measure, read in MEASURES.items():
+        values = [value for run in members if (value := read(run.result)) is not None]
+        std = statistics.stdev(values) if len(values) > 1 else None
+        found[measure] = Spread(statistics.fmean(values), std, len(values)) if values else None
+    return found
+
+
+def _bests(spreads: Mapping[tuple[str, ...], Mapping[str, Spread | None]]) -> dict[str, float]:
+    """The highest mean of each accuracy; among one row there is nothing to mark."""
+    if len(spreads) < 2:
+        return {}
+    means = {m: [s.mean for values in spreads.values() if (s := values[m]) is not None] for m in ACCURACIES}
+    return {measure: max(found) for measure, found in means.items() if found}
+
+
+def _is(spread: Spread | None, best: float) -> bool:
+    return spread is not None and spread.mean == best
+
+
+def _baselines(
+    keys: tuple[str, ...], groups: Mapping[tuple[str, ...], list[Run]], baseline: str | None
+) -> dict[tuple[str, ...], list[Run]]:
+    """For every other group, the runs of the baseline that agree with it in all other keys."""
+    if baseline is None:
+        return {}
+    at = keys.index("method") if "method" in keys else 0
+    there = {group[at] for group in groups}
+    if baseline not in there:
+        raise InputError(f"the baseline '{baseline}' is not among the runs; {nearest(baseline, there)}")
+    return {
+        group: groups.get((*group[:at], baseline, *group[at + 1 :]), []) for group in groups if group[at] != baseline
+    }
+
+
+def _differences(members: Sequence[Run], base: Sequence[Run]) -> dict[str, Difference | None]:
+    found: dict[str, Difference | None] = {}
+    for measure in COMPARED:
+        ours, theirs = _by_seed(members, measure), _by_seed(base, measure)
+        found[measure] = _interval([ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())])
+    return found
+
+
+def _by_seed(members: Sequence[Run], measure: str) -> dict[int, float]:
+    values: dict[int, list[float]] = {}
+    for run in members:
+        value = MEASURES[measure](run.result)
+        if value is not None:
+            values.setdefault(run.seed, []).append(value)
+    return {seed: statistics.fmean(found) for seed, found in values.items()}
+
+
+def _interval(differences: Sequence[float]) -> Difference | None:
+    """Mean and t interval of paired differences; two pairs are the least that have one."""
+    n = len(differences)
+    if n < 2:
+        return None
+    from scipy.stats import t
+
+    mean = statistics.fmean(differences)
+    half = float(t.ppf((1 + CONFIDENCE) / 2, n - 1)) * statistics.stdev(differences) / math.sqrt(n)
+    return Difference(mean, mean - half, mean + half, n)
+
+
+def _mixture(group: tuple[str, ...], members: Sequence[Run]) -> str | None:
+    """A warning where a group averages runs that are not repetitions of each other."""
+    settings = [run.settings() for run in members if run.config]
+    keys = sorted({key for one in settings for key in one if any(other.get(key) != one[key] for other in settings)})
+    label = ", ".join(group)
+    if keys:
+        shown_keys = ", ".join(keys[:3]) + (" ..." if len(keys) > 3 else "")
+        return f"the runs of '{label}' differ in {shown_keys}; use --by {keys[0]} to keep them apart"
+    if len({run.seed for run in members}) < len(members):
+        return f"several runs of '{label}' have the same seed; they count as separate runs"
+    return None

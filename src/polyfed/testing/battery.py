@@ -1,0 +1,55 @@
+"""The list of checks, and how one is run on a method."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from polyfed.core.method import Method
+from polyfed.errors import InputError, PolyfedError, nearest
+from polyfed.testing.lab import Lab
+
+Check = Callable[[Lab], None]
+
+_CHECKS: dict[str, Check] = {}
+_MODULES = ("declared", "repeated", "exchanged", "population")
+
+
+class Excused(Exception):  # noqa: N818  (it is not an error: the method said so, with a reason)
+    """The method is excused from this check; the message is its reason."""
+
+
+def check(function: Check) -> Check:
+    """Put a function into the battery under its own name."""
+    _CHECKS[function.__name__] = function
+    return function
+
+
+def checks() -> list[str]:
+    """The names of all checks, in reading order."""
+    for module in _MODULES:
+        importlib.import_module(f"polyfed.testing.{module}")
+    return list(_CHECKS)
+
+
+def run_check(name: str, method: type[Method], fields: Mapping[str, Any] | None = None) -> None:
+    """Run one check on a method; raises AssertionError with a sentence about what went wrong, or Excused."""
+    if name not in checks():
+        raise InputError(f"there is no check called '{name}'; {nearest(name, _CHECKS)}")
+    if not (isinstance(method, type) and issubclass(method, Method) and dataclasses.is_dataclass(method)):
+        raise InputError(f"{method!r} is not a method: a dataclass that derives from polyfed.core.Method is needed")
+    if not method.name:
+        raise InputError(f'{method.__qualname__} has no name; put @register("name") above its class')
+    if name in method.excused:
+        raise Excused(method.excused[name])
+    with Lab(method, dict(fields or {})) as lab:
+        try:
+            _CHECKS[name](lab)
+        except AssertionError:
+            raise
+        except PolyfedError as error:
+            raise AssertionError(f"{method.name} fails '{name}': {error}") from error
+        except Exception as error:
+            raise AssertionError(f"{method.name} fails '{name}' by {type(error).__name__}: {error}") from error

@@ -1,0 +1,207 @@
+"""Comparisons by hand-made results: the numbers, the marks, and names that try to break out of every format."""
+
+from __future__ import annotations
+
+import csv
+import html.parser
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polyfed.cli.app import main
+from polyfed.comparison import compare
+from polyfed.errors import InputError
+
+MIB = 1 << 20
+NASTY = 'a|b_&<script>alert("x")</script>[red]%$#{}~^\\'
+
+
+def result(method: str, seed: int, personal: float, common: float | None = 0.25, **more: Any) -> dict[str, Any]:
+    kinds = {"personal": personal, "global": common}
+    return {
+        "name": f"{method}-{seed}",
+        "method": method,
+        "seed": seed,
+        "accuracy": {k: None if v is None else {"final": v, "best": v + 0.125} for k, v in kinds.items()},
+        "bytes": {"up": 2 * MIB, "down": 4 * MIB},
+        "seconds": {"total": 1.5 + seed},
+        **more,
+    }
+
+
+def write(folder: Path, outcome: dict[str, Any] | None, config: dict[str, Any]) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    if outcome is not None:
+        (folder / "result.json").write_text(json.dumps(outcome))
+    return folder
+
+
+def test_means_deviations_and_marks_by_hand() -> None:
+    made = compare(
+        [
+            result("b", 0, 0.5),
+            result("b", 1, 0.625),
+            result("b", 2, 0.75),
+            result("a", 0, 0.5, None),
+            result("a", 1, 0.5),
+        ]
+    )
+    a, b = made.rows
+    assert (a.group, b.group) == ({"method": "a"}, {"method": "b"})
+    assert b.values["personal_final"] is not None and a.values["global_final"] is not None
+    assert b.values["personal_final"].mean == 62.5
+    assert b.values["personal_final"].std == 12.5  # of 50, 62.5, 75
+    assert b.values["personal_best"] is not None and b.values["personal_best"].mean == 75.0
+    assert a.values["global_final"].n == 1 and a.values["global_final"].std is None  # one of two measured it
+    assert a.values["mib_up"] is not None and a.values["mib_up"].mean == 2.0
+    assert b.values["seconds"] is not None and b.values["seconds"].mean == 2.5
+    assert b.best == {"personal_final", "personal_best", "global_final", "global_best"}
+    assert a.best == {"global_final", "global_best"}  # a tie marks both
+    assert (a.runs, a.seeds, b.runs, b.seeds) == (2, (0, 1), 3, (0, 1, 2))
+
+
+def test_differences_are_paired_over_common_seeds() -> None:
+    base = [result("local", seed, 0.5) for seed in (0, 1, 2, 7)]
+    better = [result("new", 0, 0.51), result("new", 1, 0.52), result("new", 2, 0.53), result("new", 9, 0.99)]
+    local, new = compare([*base, *better], baseline="local").rows
+    gap = new.differences["personal_final"]
+    assert gap is not None and gap.n == 3
+    # differences 1, 2, 3: mean 2, deviation 1; t with 2 degrees of freedom is 4.302653
+    assert gap.mean == pytest.approx(2.0)
+    assert gap.high - gap.mean == pytest.approx(4.302653 / 3**0.5, rel=1e-6)
+    assert gap.mean - gap.low == pytest.approx(gap.high - gap.mean)
+    assert local.differences == {}
+
+
+def test_one_common_seed_has_no_interval() -> None:
+    made = compare([result("local", 0, 0.5), result("new", 0, 0.6)], baseline="local")
+    assert made.rows[1].differences["personal_final"] is None
+    assert made.to("md").splitlines()[3].endswith("| - | - |")
+
+
+def test_an_unknown_baseline_is_named() -> None:
+    with pytest.raises(InputError, match="'locl' is not among the runs; did you mean 'local'"):
+        compare([result("local", 0, 0.5)], baseline="locl")
+
+
+def test_every_format_of_a_small_case() -> None:
+    made = compare([result("x_1", 0, 0.5), result("x_1", 1, 0.75), result("y", 0, 0.25)])
+    lines = made.to("table").splitlines()
+    assert lines[0].split()[:3] == ["method", "n", "personal"]
+    assert lines[2].split()[:5] == ["x_1", "2", "62.50", "±", "17.68*"]
+    caption = str(made).replace("\n", " ")
+    assert "final = last round, best = best round, chosen on test data" in caption
+    markdown = made.to("md").splitlines()
+    assert markdown[1].count("---") == 9
+    assert markdown[2].startswith(r"| x\_1 | 2 | **62.50 ± 17.68** |")
+    assert markdown[3].startswith("| y | 1 | 25.00 |")
+    tex = made.to("latex")
+    assert r"x\_1 & 2 & \textbf{62.50 $\pm$ 17.68} &" in tex
+    assert r"\begin{tabular}{lrrrrrrrr}" in tex and r"\toprule" in tex and r"\bottomrule" in tex
+    assert '<td class="name">x_1</td><td>2</td><td><strong>62.50 ± 17.68</strong></td>' in made.to("html")
+    rows = list(csv.DictReader(io.StringIO(made.to("csv"))))
+    assert float(rows[0]["personal_final_std"]) == pytest.approx(17.6776695)
+    assert rows[0]["best"] == "personal_final personal_best global_final global_best"
+    assert rows[1]["best"] == "global_final global_best" and rows[1]["personal_final_std"] == ""
+
+
+class _Tags(html.parser.HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_names_stay_names_in_every_format() -> None:
+    made = compare([result(NASTY, 0, 0.5), result("=1+1", 0, 0.25), result("tab\tnew\nline\x1b[31m", 0, 0.5)])
+    page = _Tags()
+    page.feed(made.to("html"))
+    assert "script" not in page.tags and NASTY in page.text
+    assert r"a\textbar{}b\_\&\textless{}script\textgreater{}" in made.to("latex")
+    assert r"\%\$\#\{\}\textasciitilde{}\textasciicircum{}\textbackslash{} & 1" in made.to("latex")
+    assert r"a\|b\_\&\<script\>" in made.to("md")
+    names = [row["method"] for row in csv.DictReader(io.StringIO(made.to("csv")))]
+    assert sorted(names) == sorted(["'=1+1", NASTY, "tab new line [31m"])
+    for format in ("table", "csv", "md", "latex", "html"):
+        assert "\x1b" not in made.to(format)
+    assert len(made.to("md").splitlines()) == 2 + 3 + 2  # a line per row, whatever is in a name
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=6), st.lists(st.floats(0, 1), min_size=1, max_size=6))
+def test_order_does_not_matter_and_the_best_is_the_highest_mean(first: list[float], second: list[float]) -> None:
+    runs = [result("a", k, v) for k, v in enumerate(first)] + [result("b", k, v) for k, v in enumerate(second)]
+    made = compare(runs)
+    assert compare(reversed(runs)).to("md") == made.to("md")
+    a, b = (row.values["personal_final"] for row in made.rows)
+    assert a is not None and b is not None
+    assert ("personal_final" in made.rows[0].best) == (a.mean >= b.mean)
+    assert ("personal_final" in made.rows[1].best) == (b.mean >= a.mean)
+
+
+def test_folders_are_searched_and_what_is_broken_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = {"method": {"name": "local"}, "data": {"partition": {"scheme": "dirichlet", "alpha": 0.1}}, "seed": 0}
+    write(tmp_path / "deep" / "one", result("local", 0, 0.5), config)
+    write(tmp_path / "deep" / "er" / "two", result("local", 1, 0.75), {**config, "seed": 1, "name": "two"})
+    write(tmp_path / "open", None, config)
+    write(tmp_path / "cut", {"seed": 1}, config)
+    write(tmp_path / "bad", None, config).joinpath("result.json").write_text('{"seed": ')
+    assert main(["compare", str(tmp_path), "--format", "csv"]) == 0
+    out, err = capsys.readouterr()
+    (row,) = csv.DictReader(io.StringIO(out))
+    assert (row["method"], row["n"], float(row["personal_final_mean"])) == ("local", "2", 62.5)
+    assert f"{tmp_path / 'open'} is not finished" in err
+    assert f"{tmp_path / 'cut'} holds no result" in err
+    assert f"{tmp_path / 'bad' / 'result.json'} cannot be read" in err
+    assert len(err.splitlines()) == 3
+
+
+def test_by_a_config_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, (method, alpha) in enumerate([("local", 10), ("local", 0.5), ("fedproto", 10), ("fedproto", 0.5)]):
+        config = {"method": {"name": method}, "data": {"partition": {"scheme": "dirichlet", "alpha": alpha}}}
+        write(tmp_path / str(number), result(method, 0, 0.1 * number), config)
+    assert main(["compare", str(tmp_path)]) == 0
+    assert "differ in data.partition.alpha; use --by data.partition.alpha" in capsys.readouterr().err
+    arguments = ["compare", str(tmp_path), "--by", "data.partition.alpha", "--format", "csv", "--baseline", "local"]
+    assert main(arguments) == 0
+    out, err = capsys.readouterr()
+    groups = [(row["method"], row["data.partition.alpha"]) for row in csv.DictReader(io.StringIO(out))]
+    assert groups == [("fedproto", "0.5"), ("fedproto", "10"), ("local", "0.5"), ("local", "10")]
+    assert err == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere"], "there is no folder nowhere"),
+        (["."], "there is no finished run in ."),
+        (["one", "--format", "mdd"], "--format is 'mdd'; did you mean 'md'?"),
+        (["one", "--by", "data.partition.alfa"], "did you mean 'data.partition.alpha'?"),
+    ],
+)
+def test_wrong_input(
+    arguments: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if arguments[0] == "one":
+        write(tmp_path / "one", result("local", 0, 0.5), {"data": {"partition": {"alpha": 1}}})
+    assert main(["compare", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert said in err and len(err.splitlines()) == 1 and out == ""

@@ -1,0 +1,59 @@
+"""`polyfed new method`: what it writes runs, passes the battery, and overwrites nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from polyfed.cli.app import main
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_method_runs_and_its_test_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["new", "method", "my-first", "--out", "mine"]) == 0
+    said = capsys.readouterr().out
+    assert "polyfed run quickstart imports=[./mine/my_first.py] method=my-first" in said
+    small = ["clients=4", "rounds=1", "data.partition.alpha=1", "data.limit=200", "engine.name=serial"]
+    arguments = ["imports=[./mine/my_first.py]", "method=my-first", "method.guidance=0.5", "--json", "-q"]
+    assert main(["run", "quickstart", *small, *arguments]) == 0
+    assert json.loads(capsys.readouterr().out)["method"] == "my-first"
+    # the check that starts pools costs more than all others; it is run on every method of polyfed elsewhere
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not serial_equals_pool"]
+    done = subprocess.run([*command, "mine/test_my_first.py"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "passed" in done.stdout and "failed" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("fedproto", "there is a method called 'fedproto' already"),
+        ("lg_fedavg", "there is a method called 'lg_fedavg' already"),
+        ("fd", "there is a method called 'fd' already"),
+        ("FedNew", "use lower-case letters"),
+        ("../escape", "use lower-case letters"),
+        ("two words", "use lower-case letters"),
+        ("class", "would hide Python's own 'class'"),
+        ("random", "would hide Python's own 'random'"),
+    ],
+)
+def test_names_that_are_refused(name: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["new", "method", name]) == 2
+    out, err = capsys.readouterr()
+    assert said in err and len(err.splitlines()) == 1 and out == ""
+    assert list(Path().iterdir()) == []
+
+
+def test_files_that_exist_are_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("test_mine.py").write_text("precious")
+    assert main(["new", "method", "mine"]) == 2
+    assert "test_mine.py exists" in capsys.readouterr().err
+    assert Path("test_mine.py").read_text() == "precious" and not Path("mine.py").exists()

@@ -1,0 +1,189 @@
+"""Commands that run: what they print and where, what they skip, how they stop."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyfed.cli.app import main
+from polyfed.cli.show import size
+
+COMMAND = [sys.executable, "-c", "import sys; from polyfed.cli.app import main; sys.exit(main())"]
+SMALL = ["clients=4", "rounds=2", "data.partition.alpha=1", "data.limit=200", "evaluate.global=false"]
+SERIAL = [*SMALL, "engine.name=serial"]
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_run_on_the_pool_from_the_shell() -> None:
+    done = subprocess.run([*COMMAND, "run", "quickstart", *SMALL], capture_output=True, text=True, check=True)
+    (folder,) = Path("runs").iterdir()
+    assert f"Run folder: {folder}" in done.stdout and "fedproto" in done.stdout and "digits" in done.stdout
+    lines = done.stderr.splitlines()
+    assert [line.split()[:3] for line in lines] == [["fedproto", "round", f"{k}/2"] for k in (1, 2)]
+    result = json.loads((folder / "result.json").read_text())
+    assert f"{100 * result['accuracy']['personal']['final']:.2f} %" in done.stdout
+    assert f"personal {100 * result['accuracy']['personal']['final']:.2f} %" in lines[1]
+
+
+def test_json_quiet_and_a_run_that_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["run", "quickstart", *SERIAL, "--out", "r", "--json"]
+    assert main([*arguments, "--quiet"]) == 0
+    out, err = capsys.readouterr()
+    assert out == Path("r", "result.json").read_text() + "\n" and err == ""
+    before = {path: path.stat().st_mtime_ns for path in Path("r").rglob("*")}
+    assert main(arguments) == 0
+    again = capsys.readouterr()
+    assert again.out == out and again.err == "r is finished: nothing to do\n"
+    assert main(["resume", "r"]) == 0
+    assert "Run folder: r" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in Path("r").rglob("*")} == before
+
+
+def test_a_stopped_run_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    run = ["run", "quickstart", *SERIAL, "rounds=40", "--out", "r"]
+    with subprocess.Popen([*COMMAND, *run], stderr=subprocess.PIPE, text=True) as child:
+        assert child.stderr is not None
+        for line in child.stderr:
+            if "round 1/40" in line:
+                child.send_signal(signal.SIGINT)
+    assert child.returncode == 130
+    assert "go on with: polyfed resume r" in line
+    saved = len([line for line in Path("r", "events.jsonl").read_text().splitlines() if '"event": "round"' in line])
+    assert 1 <= saved < 40 and not Path("r", "result.json").exists()
+    assert main(run) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "r exists: going on from its last checkpoint"
+    assert lines[1].startswith(f"fedproto round {saved + 1}/40 ")
+    assert lines[-1].startswith("fedproto round 40/40 ")
+    sent = json.loads(Path("r", "result.json").read_text())["bytes"]
+    assert size(sent["up"] + sent["down"]) in lines[-1]  # rounds before the stop count too
+
+
+def test_check_writes_nothing_and_says_what_leaves(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "quickstart", *SERIAL]) == 0
+    out, err = capsys.readouterr()
+    assert err == "" and list(Path().iterdir()) == []
+    for words in ("tiny-mobile", "13,706", "mean feature per class, with counts", "one feature width", "at most"):
+        assert words in out
+    assert main(["check", "quickstart", "clients=60", "data.partition.min_size=1"]) == 0
+    summed = capsys.readouterr().out
+    assert "least, median, most" in summed and "60 of 60 clients" in summed
+    assert main(["check", "quickstart", "clients=7", "data.partition={scheme: pathological}"]) == 0
+    assert "Note: " in capsys.readouterr().out  # two of ten classes go to nobody
+
+
+@pytest.mark.parametrize("method", ["local", "lg-fedavg", "feddistill", "fedproto", "fedavg"])
+def test_expected_bytes_bound_the_real_ones(method: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from polyfed import federation
+    from polyfed.cli.checking import shares_of
+    from polyfed.cli.expected import expected
+    from polyfed.config import find, override, parse
+
+    raw = override(find("quickstart"), [*SERIAL, f"method={method}", "models.group=[tiny-mlp]", "train.epochs=0"])
+    config = parse(raw)
+    made = federation.from_config(config)
+    held = [len(share.classes) for share in shares_of(made)]
+    traffic = expected(made.method, made.profiles(), held, config.per_round)
+    texts = [*SERIAL, f"method={method}", "models.group=[tiny-mlp]", "train.epochs=0", "--out", "r", "--json", "-q"]
+    assert main(["run", "quickstart", *texts]) == 0
+    real: dict[str, Any] = json.loads(capsys.readouterr().out)["bytes"]
+    assert traffic["up"].total.open == traffic["down"].total.open == ()
+    assert real["up_by_round"] == [traffic["up"].total.size] * 2  # every class a client has is reported
+    assert all(bytes_ <= traffic["down"].total.size for bytes_ in real["down_by_round"])
+    if method in ("local", "lg-fedavg", "fedavg"):
+        assert real["down_by_round"] == [traffic["down"].total.size] * 2
+
+
+def test_participation_bounds_a_round_by_its_largest_clients() -> None:
+    from polyfed.cli.expected import Amount, _over_a_round
+
+    amounts = [Amount(5), Amount(1), Amount(3, ("x",)), Amount(2, ("x",))]
+    assert _over_a_round(amounts, 2).total == Amount(8, ("x",))
+    assert _over_a_round(amounts, 2).mean == 2.75
+
+
+def test_a_bug_is_one_sentence_with_its_traceback_in_the_folder(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("wrong.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from polyfed.core import Method, register\n"
+        "@register('wrong-by-design')\n"
+        "@dataclass(frozen=True)\n"
+        "class WrongByDesign(Method):\n"
+        "    def round(self, server, cohort):\n"
+        "        raise ZeroDivisionError('of its author')\n"
+    )
+    arguments = ["run", "quickstart", *SERIAL, "imports=[./wrong.py]", "method=wrong-by-design", "--out", "r", "-q"]
+    assert main(arguments) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and len(err.splitlines()) == 1
+    assert "ZeroDivisionError: of its author" in err
+    last = json.loads(Path("r", "events.jsonl").read_text().splitlines()[-1])
+    assert last["event"] == "failed" and "in round" in last["detail"]
+    monkeypatch.setenv("POLYFED_DEBUG", "1")
+    assert main(arguments) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_sweep_goes_on_past_failures_and_skips_what_is_done() -> None:
+    sweep = [*COMMAND, "sweep", "quickstart", "method=local,fedavg,feddistill", *SERIAL, "--seeds", "0,1"]
+    first = subprocess.run([*sweep, "--out", "s"], capture_output=True, text=True, check=False)
+    assert first.returncode == 1
+    failures = [line for line in first.stderr.splitlines() if "failed: FedAvg needs one architecture" in line]
+    assert len(failures) == 2 and "Traceback" not in first.stderr
+    assert "Run folders: s" in first.stdout
+    folders = sorted(path.name for path in Path("s").iterdir())
+    assert len(folders) == 4 and not any("fedavg" in name for name in folders)
+    rows = [line.split()[:2] for line in first.stdout.splitlines() if line.startswith(("local", "feddistill"))]
+    assert rows == [["feddistill", "2"], ["local", "2"]]
+    stamps = {path: path.stat().st_mtime_ns for path in Path("s").rglob("*")}
+    # the same cells again: nothing is left to do, so no process is started
+    good = [part if "fedavg" not in part else "method=local,feddistill" for part in sweep[len(COMMAND) :]]
+    assert main([*good, "--out", "s"]) == 0
+    assert {path: path.stat().st_mtime_ns for path in Path("s").rglob("*")} == stamps
+
+
+def test_a_stopped_sweep_leaves_checkpoints_and_no_process() -> None:
+    sweep = [
+        *COMMAND,
+        "sweep",
+        "quickstart",
+        *SERIAL[:1],
+        "rounds=500",
+        "--seeds",
+        "0,1,2",
+        "--out",
+        "s",
+        "--jobs",
+        "2",
+    ]
+    child = subprocess.Popen(sweep, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    assert child.stderr is not None
+    while len(_with_a_round()) < 2 and child.poll() is None:
+        time.sleep(0.05)
+    child.send_signal(signal.SIGINT)
+    said = child.stderr.read()
+    child.stderr.close()
+    assert child.wait() == 130, said
+    assert "the same command goes on with them" in said
+    assert not list(Path().glob("s/*/result.json"))
+    for folder in Path("s").iterdir():
+        events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+        assert events[-1]["event"] == "stopped", events[-1]
+
+
+def _with_a_round() -> list[Path]:
+    """Runs that have finished a round."""
+    return [path for path in Path().glob("s/*/events.jsonl") if '"round"' in path.read_text()]

@@ -1,0 +1,242 @@
+"""Payloads to bytes and back: nothing lost, nothing accepted that was altered, equal content gives equal bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import resource
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from polyfed.core.codec import DTYPES, MAGIC, announce, content_hash, decode, encode
+from polyfed.core.payload import Payload
+from polyfed.core.tables import ClassTable
+from polyfed.errors import PayloadError
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal in type, shape and content."""
+    if isinstance(a, Tensor):
+        return isinstance(b, Tensor) and a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+    if isinstance(a, ClassTable):
+        if not isinstance(b, ClassTable) or (a.counts is None) != (b.counts is None):
+            return False
+        counts = a.counts is None or b.counts is None or same(a.counts, b.counts)
+        return same(a.classes, b.classes) and same(a.values, b.values) and counts
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    return type(a) is type(b) and bool(a == b)
+
+
+NAMES = st.text("abcxyz._-é ", min_size=1, max_size=6)
+SHAPES = st.lists(st.integers(0, 4), max_size=4)
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> Tensor:
+    dtype = draw(st.sampled_from(list(DTYPES)))
+    shape = draw(SHAPES)
+    stream = np.random.Generator(np.random.PCG64(draw(st.integers(0, 1000))))
+    made = torch.from_numpy(stream.integers(0, 2 if dtype == torch.bool else 100, size=shape)).to(dtype)
+    if len(shape) >= 2 and draw(st.booleans()):
+        made = made.transpose(0, 1)  # not dense
+    if len(shape) == 4 and draw(st.booleans()):
+        made = made.contiguous(memory_format=torch.channels_last)
+    return made
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> ClassTable:
+    classes = sorted(draw(st.sets(st.integers(0, 20), max_size=5)))
+    width = draw(st.integers(1, 4))
+    stream = np.random.Generator(np.random.PCG64(draw(st.integers(0, 1000))))
+    values = torch.from_numpy(stream.normal(size=(len(classes), width))).float()
+    counts = torch.from_numpy(stream.integers(1, 99, size=len(classes))) if draw(st.booleans()) else None
+    return ClassTable(torch.tensor(classes, dtype=torch.int64), values, counts)
+
+
+SCALARS = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(max_size=8)
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    tensors() | tables() | SCALARS, lambda inner: st.dictionaries(NAMES, inner, max_size=3), max_leaves=6
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(NAMES, VALUES, max_size=4))
+def test_what_is_encoded_comes_back(payload: dict[str, Any]) -> None:
+    frame = encode(payload)
+    seen = announce(frame.data)
+    back = decode(frame.data, seen)
+    assert same(dict(back), payload)
+    assert seen.sizes() == frame.fields
+    assert frame.overhead + sum(frame.fields.values()) == len(frame.data)
+    assert encode(back).data == frame.data
+
+
+def test_parts_of_one_memory_arrive_apart() -> None:
+    base = torch.arange(12.0)
+    back = decode(encode({"whole": base, "half": base[:6], "again": base, "even": base[::2]}).data)
+    back.tensor("whole").zero_()
+    assert back.tensor("again").tolist() == list(range(12))
+    assert back.tensor("half").tolist() == list(range(6))
+    assert back.tensor("even").tolist() == [0, 2, 4, 6, 8, 10]
+    assert base.tolist() == list(range(12))
+
+
+def test_equal_content_has_one_digest_whatever_the_memory_is() -> None:
+    plain = torch.arange(2 * 3 * 4 * 4, dtype=torch.float32).reshape(2, 3, 4, 4)
+    last = plain.contiguous(memory_format=torch.channels_last)
+    strided = torch.zeros(2, 3, 4, 8)[..., ::2].copy_(plain)
+    graph = plain.clone().requires_grad_()
+    shared = plain.clone().share_memory_()  # type: ignore[no-untyped-call]
+    assert last.stride() != plain.stride()
+    digests = {content_hash({"x": t, "n": 1}) for t in (plain, last, strided, graph, shared)}
+    assert len(digests) == 1
+    assert content_hash({"n": 1, "x": plain}) in digests  # nor does the order of names matter
+    assert content_hash({"x": plain, "n": 2}) not in digests
+    assert content_hash({"x": plain.double(), "n": 1}) not in digests
+    assert content_hash({"x": plain.reshape(2, 3, 16), "n": 1}) not in digests
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ([1, 2], "list"),
+        ({"deep": {1, 2}}, "set"),
+        (np.zeros(2), "ndarray"),
+        (object(), "object"),
+        (torch.zeros(2, dtype=torch.complex64), "complex64"),
+        (torch.eye(2).to_sparse(), "sparse"),
+        ({"a/b": 1}, "a/b"),
+        ({"a#b": 1}, "a#b"),
+        ({3: 1}, "3"),
+        ({"": 1}, "''"),
+    ],
+)
+def test_what_cannot_be_sent_is_refused_by_name(value: Any, said: str) -> None:
+    with pytest.raises(PayloadError, match=f"field.*{said}|{said}.*field"):
+        encode({"field": value})
+
+
+def test_a_limit_is_checked_first() -> None:
+    frame = encode({"x": torch.zeros(1000)}).data
+    with pytest.raises(PayloadError, match="at most 4,000"):
+        announce(frame, limit=4000)
+    announce(frame, limit=len(frame))
+
+
+# What an adversary or a bad line can do
+
+EXAMPLE: dict[str, Any] = {
+    "weights": {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(3, dtype=torch.int64)},
+    "table": ClassTable(torch.tensor([1, 4]), torch.ones(2, 3), torch.tensor([5, 6])),
+    "number": 2.5,
+    "none": {},
+}
+
+
+def peak() -> int:
+    found = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return found if sys.platform == "darwin" else found * 1024
+
+
+def mutated(frame: bytes, stream: np.random.Generator) -> bytes:
+    kind = stream.integers(5)
+    at = int(stream.integers(len(frame)))
+    if kind == 0:
+        return frame[:at] + bytes([frame[at] ^ (1 << int(stream.integers(8)))]) + frame[at + 1 :]
+    if kind == 1:
+        return frame[:at]
+    if kind == 2:
+        return frame + stream.bytes(int(stream.integers(1, 40)))
+    if kind == 3:  # a length field of up to 2^63, in either of the two places where there is one
+        head = int.from_bytes(frame[36:44], "little")
+        place = 36 if stream.integers(2) else 44 + head
+        return frame[:place] + (1 << int(stream.integers(64))).to_bytes(8, "little") + frame[place + 8 :]
+    size = int(stream.integers(1, 20))
+    return frame[:at] + stream.bytes(size) + frame[at + size :]
+
+
+def test_altered_frames_are_refused_without_harm() -> None:
+    frame = encode(EXAMPLE).data
+    stream = np.random.Generator(np.random.PCG64(1))
+    before, altered = peak(), 0
+    for _ in range(20_000):
+        bad = mutated(frame, stream)
+        if bad == frame:
+            continue
+        altered += 1
+        with pytest.raises(PayloadError):
+            decode(bad)
+    assert altered > 19_000
+    assert peak() - before < 50 << 20
+
+
+def test_frames_altered_by_somebody_who_mends_the_digest_do_no_harm() -> None:
+    """The digest guards against accidents. With a right one the headers alone must keep anything else out."""
+    frame = encode(EXAMPLE).data
+    stream = np.random.Generator(np.random.PCG64(2))
+    before, refused = peak(), 0
+    for _ in range(5_000):
+        body = mutated(frame, stream)[36:]
+        try:
+            back = decode(MAGIC + hashlib.sha256(body).digest() + body)
+        except PayloadError:
+            refused += 1
+        else:
+            assert isinstance(back, Payload)
+            encode(back)  # what was accepted is a payload like any other
+    assert refused > 2_000
+    assert peak() - before < 50 << 20
+
+
+def forged(head: object, tensors: dict[str, Tensor] | None = None) -> bytes:
+    text = head if isinstance(head, bytes) else json.dumps(head).encode()
+    body = len(text).to_bytes(8, "little") + text + safetensors.torch.save(tensors or {})
+    return MAGIC + hashlib.sha256(body).digest() + body
+
+
+def heads(**parts: object) -> dict[str, object]:
+    return {"scalars": {}, "tables": {}, "empty": [], **parts}
+
+
+ROW = {"t#values": torch.zeros(1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("frame", "said"),
+    [
+        (forged(heads(scalars={"x": 1}), {"x": torch.zeros(2)}), "'x' is there twice"),
+        (forged(heads(scalars={"x": [1, 2]})), "'x' is a list"),
+        (forged(heads(scalars=[1])), "malformed"),
+        (forged(heads(scalars={"x": 1, "x/y": 2})), "'x/y'"),
+        (forged(heads(scalars={"a//b": 1})), "'a//b' is not a name"),
+        (forged(heads(tables={"t": [[2**70], False]}), ROW), "class"),
+        (forged(heads(tables={"t": [[-1], False]}), ROW), "class -1"),
+        (forged(heads(tables={"t": [[0], True]}), ROW), "'t' is incomplete"),
+        (forged(heads(tables={"t": [[0], False]})), "'t' is incomplete"),
+        (forged(heads(tables={"t": [[0, 1], False]}), ROW), "2 classes"),
+        (forged(heads(), ROW), "'t' is incomplete"),
+        (forged(b"[" * 100_000), "malformed"),
+        (forged(b"{}"), "malformed"),
+        (forged(b"\xff"), "malformed"),
+        (forged(heads(), {"x": torch.zeros(2, dtype=torch.complex64)}), "C64"),
+    ],
+)
+def test_forged_frames_are_refused(frame: bytes, said: str) -> None:
+    with pytest.raises(PayloadError, match=said):
+        decode(frame)
+
+
+def test_a_table_cannot_stand_on_no_samples() -> None:
+    counts = torch.tensor([0], dtype=torch.int32)
+    with pytest.raises(PayloadError, match="at least one sample"):
+        decode(forged(heads(tables={"t": [[3], True]}), {**ROW, "t#counts": counts}))

@@ -1,0 +1,407 @@
+"""Between server and client: order, sums, several steps, refusals, failures and repeated rounds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from polyfed.core import (
+    ClassTable,
+    Client,
+    Cohort,
+    Method,
+    Payload,
+    Reply,
+    Scalar,
+    Sends,
+    Server,
+    Table,
+    Tensors,
+    Tree,
+    Weights,
+    register,
+    step,
+)
+from polyfed.core.client import weights_of
+from polyfed.core.door import TooFewRepliesError
+from polyfed.core.engine import Answer, Call, Failure, Task
+from polyfed.errors import PayloadError, RunError
+from polyfed.testing.lab import SHARES, Lab
+from polyfed.testing.wrappers import Around, Backwards, Breaking, Watching
+
+
+@register("toy-ask")
+@dataclass(frozen=True)
+class Ask(Method):
+    """A method that asks something once a round; what it asks, a field says."""
+
+    what: str = "count"
+    marker: str = ""
+
+    sends = Sends(up="numbers", down="numbers")
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        getattr(self, f"ask_{self.what}")(server, cohort)
+
+    # what the server does
+
+    def ask_count(self, server: Server, cohort: Cohort) -> None:
+        seen = list(cohort.stream(self.count))
+        server.state["order"] = " ".join(name for name, _ in seen)
+        server.state["samples"] = sum(reply.number("n") for _, reply in seen)
+
+    def ask_sum(self, server: Server, cohort: Cohort) -> None:
+        server.state["total"] = dict(cohort.sum(self.count))
+
+    def ask_clash(self, server: Server, cohort: Cohort) -> None:
+        cohort.call(self.hear, shared={"x": 1}, each={"2": {"x": 2}})
+
+    def ask_each(self, server: Server, cohort: Cohort) -> None:
+        got = cohort.call(self.hear, shared={"y": 10}, each={k: {"x": int(k)} for k in cohort.ids})
+        server.state["heard"] = {name: reply["sum"] for name, reply in got.items()}
+
+    def ask_stray(self, server: Server, cohort: Cohort) -> None:
+        cohort.call(self.hear, each={"99": {"x": 1}})
+
+    def ask_both(self, server: Server, cohort: Cohort) -> None:
+        got = cohort.call(self.hear, self.remember, shared={"x": 3, "y": 4})
+        server.state["both"] = {name: {**reply} for name, reply in got.items()}
+
+    def ask_twice_the_same(self, server: Server, cohort: Cohort) -> None:
+        cohort.call(self.count, self.count, shared={})
+
+    def ask_nothing_known(self, server: Server, cohort: Cohort) -> None:
+        cohort.call(self.undeclared)
+
+    def ask_wrong(self, server: Server, cohort: Cohort) -> None:
+        cohort.call(self.wrong)
+
+    def ask_sum_of_words(self, server: Server, cohort: Cohort) -> None:
+        cohort.sum(self.word)
+
+    def ask_streams(self, server: Server, cohort: Cohort) -> None:
+        first, second = cohort.call(self.draw), cohort.call(self.draw)
+        server.state["first"] = {name: reply["x"] for name, reply in first.items()}
+        server.state["second"] = {name: reply["x"] for name, reply in second.items()}
+
+    def ask_two_calls(self, server: Server, cohort: Cohort) -> None:
+        total = cohort.sum(self.count).number("n")
+        server.state["got"] = cohort.sum(self.stumble, shared={"total": total}).number("echo")
+
+    def ask_note(self, server: Server, cohort: Cohort) -> None:
+        server.record("figure", margin=server.round / 2)
+
+    # what clients do
+
+    @step(up={"n": Scalar(), "x": Tensors((2,)), "rows": Table(1, counts=True), "deep": Tree()})
+    def count(self, client: Client, msg: Payload) -> Reply:
+        k = int(client.name)
+        labels = torch.tensor([0, 3] if k == 0 else [3])
+        table = ClassTable(labels, torch.full((len(labels), 1), float(k + 1)), torch.full((len(labels),), k + 1))
+        return {"n": len(client.train), "x": torch.tensor([1.0, float(k)]), "rows": table, "deep": {str(k % 2): 1.5}}
+
+    @step(down={"x": Scalar(optional=True), "y": Scalar(optional=True)}, up={"sum": Scalar()})
+    def hear(self, client: Client, msg: Payload) -> Reply:
+        return {"sum": msg.number("x") + msg.number("y")}
+
+    @step(down={"x": Scalar()}, up={"kept": Scalar()})
+    def remember(self, client: Client, msg: Payload) -> Reply:
+        client.state["x"] = msg["x"]
+        return {"kept": client.memory.number("x") * 2}
+
+    def undeclared(self, client: Client, msg: Payload) -> Reply:
+        return {}
+
+    @step(up={"right": Scalar()})
+    def wrong(self, client: Client, msg: Payload) -> Reply:
+        return {"right": 1, "left": 2}
+
+    @step(up={"w": Scalar("text")})
+    def word(self, client: Client, msg: Payload) -> Reply:
+        return {"w": "no number"}
+
+    @step(up={"x": Tensors((2,))})
+    def draw(self, client: Client, msg: Payload) -> Reply:
+        own = torch.rand(1, generator=client.stream("noise"))
+        return {"x": torch.cat([own, torch.rand(1)])}
+
+    @step(down={"total": Scalar()}, up={"echo": Scalar()})
+    def stumble(self, client: Client, msg: Payload) -> Reply:
+        """Client 1 fails the first time that it is asked, whoever asks."""
+        marker = Path(self.marker)
+        client.state["heard"] = msg["total"]
+        client.fit()
+        if client.name == "1" and not marker.exists():
+            marker.touch()
+            raise RuntimeError("not yet")
+        return {"echo": msg.number("total")}
+
+
+def ask(what: str, **options: Any) -> Any:
+    with Lab(Ask, {"what": what}) as lab:
+        return lab.run(lab.config(rounds=1), **options)
+
+
+def test_replies_come_in_client_order_whoever_is_served_first() -> None:
+    for wrap in (None, Backwards()):
+        outcome = ask("count", wrap=wrap)
+        assert outcome.server["order"] == "0 1 2 3 4"
+        assert outcome.server["samples"] == sum(map(sum, SHARES))
+
+
+def test_sum_adds_numbers_tensors_tables_and_trees() -> None:
+    total = ask("sum").server["total"]
+    assert total["n"] == sum(map(sum, SHARES))
+    assert total["x"].tolist() == [5.0, 0.0 + 1 + 2 + 3 + 4]
+    assert total["deep"] == {"0": 4.5, "1": 3.0}  # clients 0, 2, 4 and clients 1, 3
+    # class 0: client 0 alone, one sample. class 3: values 1 + 2 + 3 + 4 + 5, and as many samples.
+    assert total["rows"].classes.tolist() == [0, 3]
+    assert total["rows"].values.tolist() == [[1.0], [15.0]]
+    assert total["rows"].counts.tolist() == [1, 15]
+
+
+def test_what_cannot_be_summed_is_refused() -> None:
+    with pytest.raises(PayloadError, match="cannot be summed"):
+        ask("sum_of_words")
+
+
+def test_each_client_gets_its_own_beside_what_all_get() -> None:
+    assert ask("each").server["heard"] == {k: int(k) + 10 for k in "01234"}
+
+
+def test_a_field_cannot_come_twice_or_go_to_a_stranger() -> None:
+    outcome_of_others: list[Any] = []
+    with Lab(Ask, {"what": "clash"}) as lab, pytest.raises(TooFewRepliesError, match="client 0"):
+        outcome_of_others.append(lab.run(lab.config(rounds=1)))
+    assert not outcome_of_others
+    with pytest.raises(RunError, match="client 99"):
+        ask("stray")
+
+
+def test_the_client_with_the_clash_is_named() -> None:
+    @dataclass(frozen=True)
+    class Clash(Ask):
+        def ask_clash(self, server: Server, cohort: Cohort) -> None:
+            server.state["who"] = " ".join(cohort.call(self.remember, shared={"x": 1}, each={"2": {"x": 2}}))
+
+    with Lab(Ask, {}) as lab:
+        outcome = lab.run(lab.config(rounds=1), method=Clash("clash"))
+    assert outcome.server["who"] == "0 1 3 4"
+    (failure,) = outcome.failures
+    assert failure["client"] == "2" and failure["kind"] == "refused"
+    assert "'x' is both in what goes to all and in what goes to each" in str(failure["message"])
+
+
+def test_several_steps_in_one_call_answer_together() -> None:
+    outcome = ask("both")
+    assert outcome.server["both"] == {k: {"sum": 7, "kept": 6} for k in "01234"}
+    assert outcome.ledger.calls == 1
+    with pytest.raises(PayloadError, match="both send"):
+        ask("twice_the_same")
+
+
+def test_a_step_must_be_declared_and_may_send_only_what_it_declares() -> None:
+    with pytest.raises(PayloadError, match="no step called 'undeclared'"):
+        ask("nothing_known")
+    with pytest.raises(TooFewRepliesError, match=r"'left'.*right"):
+        ask("wrong")
+
+
+def test_a_step_called_twice_in_a_round_draws_anew() -> None:
+    server = ask("streams").server
+    draws = [x.tolist() for part in ("first", "second") for x in server[part].values()]
+    flat = [number for draw in draws for number in draw]
+    assert len(set(flat)) == 2 * 2 * 5  # every client, call, and kind of generator has numbers of its own
+    again = ask("streams", wrap=Backwards()).server
+    assert all(torch.equal(again["first"][k], server["first"][k]) for k in "01234")
+
+
+# failures
+
+
+class Failing(Around):
+    """Fails some clients in every call of some kind."""
+
+    def __init__(self, *clients: str, evaluations: bool = False, kind: Any = "died") -> None:
+        self.clients = clients
+        self.evaluations = evaluations
+        self.kind = kind
+
+    def call(self, call: Call, shared: bytes, tasks: Sequence[Task]) -> Iterator[Answer]:
+        for answer in self.inner.call(call, shared, tasks):
+            hit = answer.client in self.clients and bool(call.steps) != self.evaluations
+            yield replace(answer, failure=Failure(self.kind, "gone", "trace")) if hit else answer
+
+
+def test_failures_are_recorded_and_left_out() -> None:
+    outcome = ask("count", wrap=Failing("1", "3"))
+    assert outcome.server["order"] == "0 2 4"
+    assert [f["client"] for f in outcome.failures] == ["1", "3"]
+    assert outcome.failures[0] == {
+        "round": 1,
+        "client": "1",
+        "call": 1,
+        "steps": ["count"],
+        "kind": "died",
+        "message": "gone",
+        "detail": "trace",
+    }
+    assert set(outcome.ledger.digests) == {"0", "2", "4"}
+
+
+def test_nobody_answering_ends_the_round_by_name() -> None:
+    with pytest.raises(TooFewRepliesError, match=r"0 of 5 clients answered 'count'.*client 0: gone"):
+        ask("count", wrap=Failing("0", "1", "2", "3", "4"))
+
+
+def test_a_state_that_cannot_be_kept_ends_the_run() -> None:
+    with pytest.raises(RunError, match="round 1: gone"):
+        ask("count", wrap=Failing("2", kind="storage"))
+
+
+def test_a_client_that_cannot_be_evaluated_is_recorded_and_does_not_count() -> None:
+    outcome = ask("count", wrap=Failing("1", evaluations=True), evaluate=True)
+    assert list(outcome.accuracy["personal"]) == list("01234")
+    assert outcome.accuracy["personal"]["1"] == (0, 0)
+    assert outcome.accuracy["personal"]["0"][1] == 8
+    assert [f["steps"] for f in outcome.failures] == [["evaluate"]]
+    assert outcome.server["order"] == "0 1 2 3 4"
+
+
+def test_damaged_answers_never_reach_the_method() -> None:
+    breaking = Breaking(share=0.9)
+    with Lab(Ask, {"what": "count"}) as lab:
+        outcome = lab.run(lab.config(rounds=4), wrap=breaking)
+    assert len(outcome.failures) == len(breaking.broken) == 16
+    said = {str(f["message"]) for f in outcome.failures}
+    assert any("digest" in message for message in said)
+    assert any("not finite" in message for message in said)
+
+
+def test_bytes_are_counted_for_those_who_were_asked() -> None:
+    watching = Watching()
+    outcome = ask("each", wrap=watching)
+    (meter,) = outcome.meters
+    assert sum(len(frame) for seen in watching.down for frame in seen.frames) == meter.overhead_down
+    assert meter.down == {"x": 0, "y": 0}  # scalars weigh nothing but overhead
+    assert meter.left[0] == {"client": "0", "step": "hear", "fields": {"sum": 0}}
+
+
+# a round that is repeated
+
+
+@pytest.mark.parametrize("engine", [{"name": "serial"}, {"name": "pool", "workers": 2}])
+def test_a_repeated_round_equals_one_without_failure(tmp_path: Path, engine: dict[str, Any]) -> None:
+    with Lab(Ask, {"what": "two_calls", "marker": str(tmp_path / "marker")}) as lab:
+        settings = lab.settings(
+            engine=engine,
+            checkpoint={"seconds": 0.0},
+            failures={"min_replies": 5, "on_too_few": "repeat", "repeats": 1},
+        )
+        stumbled = lab.experiment(settings, tmp_path / "stumbled")
+        assert (tmp_path / "marker").exists()
+        smooth = lab.experiment(settings, tmp_path / "smooth")
+    events = (tmp_path / "stumbled" / "events.jsonl").read_text()
+    assert "the round is repeated" in events
+    assert "the round is repeated" not in (tmp_path / "smooth" / "events.jsonl").read_text()
+    assert stumbled["state_hash"] == smooth["state_hash"]
+    assert stumbled["bytes"] == smooth["bytes"]
+    assert stumbled["failures"] == smooth["failures"] == []
+
+
+def events_of(folder: Path, kind: str) -> list[dict[str, Any]]:
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return [event for event in events if event["event"] == kind]
+
+
+def test_a_client_that_fails_in_a_run_is_in_its_result(tmp_path: Path) -> None:
+    # the marker's folder does not exist, so client 1 fails every time
+    with Lab(Ask, {"what": "two_calls", "marker": str(tmp_path / "nowhere" / "marker")}) as lab:
+        result = lab.experiment(lab.settings(), tmp_path / "run")
+    assert [(f["round"], f["client"], f["kind"]) for f in result["failures"]] == [
+        (1, "1", "raised"),
+        (2, "1", "raised"),
+    ]
+    failures = events_of(tmp_path / "run", "failure")
+    assert [(f["round"], f["client"]) for f in failures] == [(1, "1"), (2, "1")]
+    assert "Traceback" in failures[0]["detail"]
+
+
+def test_what_a_method_records_is_in_the_events(tmp_path: Path) -> None:
+    with Lab(Ask, {"what": "note"}) as lab:
+        lab.experiment(lab.settings(), tmp_path / "run")
+    noted = [(event["round"], event["kind"], event["margin"]) for event in events_of(tmp_path / "run", "method")]
+    assert noted == [(1, "figure", 0.5), (2, "figure", 1.0)]
+
+
+def test_without_repeats_the_run_ends(tmp_path: Path) -> None:
+    with Lab(Ask, {"what": "two_calls", "marker": str(tmp_path / "marker")}) as lab:
+        settings = lab.settings(failures={"min_replies": 5})
+        with pytest.raises(RunError, match=r"4 of 5 clients answered 'stumble', at least 5.*client 1.*not yet"):
+            lab.experiment(settings)
+
+
+# what a client keeps
+
+
+@register("toy-hoard")
+@dataclass(frozen=True)
+class Hoard(Method):
+    """Keeps live references in its state, and alters them later: what R2 warns of."""
+
+    sends = Sends(up="nothing", down="all weights")
+    needs = replace(Method.needs, same_architecture=True)
+
+    def init(self, server: Server) -> None:
+        server.state["model"] = weights_of(server.build("0"))
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        cohort.call(self.keep, shared={"model": server.state["model"]})
+        cohort.call(self.alter)
+
+    @step(down={"model": Weights()})
+    def keep(self, client: Client, msg: Payload) -> None:
+        client.state["received"] = msg["model"]
+        client.state["live"] = dict(client.model.state_dict())
+        client.state["graph"] = client.model(torch.ones(2, 1, 8, 8)).sum()
+
+    @step()
+    def alter(self, client: Client, msg: Payload) -> None:
+        client.fit()
+        for tensor in client.memory.weights("received").values():
+            tensor.add_(int(client.name))
+
+
+def test_what_a_client_keeps_is_its_own_copy() -> None:
+    with Lab(Hoard, {}) as lab:
+        roomy, tight = lab.run().whole(), lab.run(memory=1).whole()
+    assert roomy.hash == tight.hash
+
+
+@register("toy-mood")
+@dataclass(frozen=True)
+class Mood(Method):
+    """Looks at its model without saying in which mode."""
+
+    sends = Sends(up="numbers", down="nothing")
+    needs = replace(Method.needs, same_architecture=True)
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        cohort.call(self.look)
+
+    @step(up={"training": Scalar("flag")})
+    def look(self, client: Client, msg: Payload) -> Reply:
+        training = client.model.training
+        client.model(torch.ones(2, 1, 8, 8))
+        return {"training": training}
+
+
+def test_a_step_always_finds_its_model_in_the_same_mode() -> None:
+    with Lab(Mood, {}) as lab:
+        assert len({lab.run().hash, lab.run(evaluate=True).hash, lab.run(memory=1, evaluate=True).hash}) == 1

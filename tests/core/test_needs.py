@@ -1,0 +1,48 @@
+"""What a method needs of its clients, and the sentence that refuses the rest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from polyfed.core.needs import Needs, check, violated
+from polyfed.core.profile import Profile
+from polyfed.errors import InputError
+
+HEAD = (("weight", (4, 3), "float32"),)
+PLAIN = Profile("0", "cnn", (("w", (2,), "float32"), *HEAD), HEAD, features=3, classes=4, samples=9)
+OTHER = {
+    "same_architecture": replace(PLAIN, name="1", architecture="mlp", model=HEAD),
+    "same_head": replace(PLAIN, name="1", head=(("weight", (9, 3), "float32"),)),
+    "same_features": replace(PLAIN, name="1", features=7),
+    "same_classes": replace(PLAIN, name="1", classes=5),
+}
+
+
+@pytest.mark.parametrize("need", list(OTHER))
+def test_each_need_is_about_one_thing(need: str) -> None:
+    nothing = Needs(same_classes=False)
+    wanted = replace(nothing, **{need: True})
+    for kind, other in OTHER.items():
+        found = violated(wanted, [PLAIN, other])
+        assert (found is not None) == (kind == need)
+    assert violated(nothing, [PLAIN, *OTHER.values()]) is None
+    assert violated(Needs(True, True, True, True), [PLAIN, replace(PLAIN, name="1")]) is None
+    assert len(wanted.names()) == 1
+
+
+def test_the_sentence_names_who_disagrees_and_what_would_work() -> None:
+    many = [replace(PLAIN, name=str(k)) for k in range(7)]
+    odd = replace(OTHER["same_features"], name="7")
+    others = [("works", Needs()), ("fails", Needs(same_features=True))]
+    with pytest.raises(InputError) as refusal:
+        check("FedThing", Needs(same_features=True), [*many, odd], others)
+    assert str(refusal.value) == (
+        "FedThing needs one feature width, but clients 0, 1, 2, 3, 4 and 2 more have cnn with 3 features; client 7 "
+        "has cnn with 7 features; set models.feature_dim. Methods that would work: works."
+    )
+
+
+def test_what_holds_is_accepted_in_silence() -> None:
+    check("FedThing", Needs(True, True, True, True), [PLAIN], [])

@@ -1,0 +1,143 @@
+"""What a step declares is what its messages must be; every refusal names the field."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from polyfed.core import Scalar, Table, Tensors, Tree, Weights
+from polyfed.core.codec import announce, decode, encode
+from polyfed.core.payload import Payload
+from polyfed.core.profile import Profile
+from polyfed.core.schema import Field, check_announced, check_finite
+from polyfed.core.tables import ClassTable
+from polyfed.errors import PayloadError
+
+HEAD = (("weight", (4, 3), "float32"), ("bias", (4,), "float32"))
+PROFILE = Profile("7", "toy", (("head.weight", (4, 3), "float32"), *HEAD[1:]), HEAD, features=3, classes=4, samples=9)
+RIGHT_HEAD = {"weight": torch.zeros(4, 3), "bias": torch.zeros(4)}
+
+
+def refuse(schema: Mapping[str, Field], **fields: Any) -> str | None:
+    frame = encode(fields).data
+    try:
+        check_announced(announce(frame), schema, None, PROFILE)
+        check_finite(decode(frame))
+    except PayloadError as error:
+        return str(error)
+    return None
+
+
+def rows(classes: list[int], width: int, *, counts: bool = False, dtype: torch.dtype = torch.float32) -> ClassTable:
+    ones = torch.ones(len(classes), dtype=torch.int64)
+    values = torch.zeros(len(classes), width, dtype=dtype)
+    return ClassTable(torch.tensor(classes, dtype=torch.int64), values, ones if counts else None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (Table("features"), rows([0, 3], 3)),
+        (Table("features"), rows([], 3)),
+        (Table("classes", counts=True), rows([2], 4, counts=True)),
+        (Table(5, dtype=torch.float64), rows([2], 5, dtype=torch.float64)),
+        (Tensors(("classes", "features")), torch.zeros(4, 3)),
+        (Tensors(("n", "n")), torch.zeros(6, 6)),
+        (Tensors(), torch.tensor(1.0)),
+        (Tensors((lambda method, profile: profile.samples,), torch.int64), torch.zeros(9, dtype=torch.int64)),
+        (Weights("head"), RIGHT_HEAD),
+        (Scalar(), 3),
+        (Scalar(), 2.5),
+        (Scalar("text"), "word"),
+        (Scalar("flag"), True),
+        (Tree(), {"any": {"thing": torch.zeros(2), "n": 3}}),
+        (Tree(), torch.zeros(2)),
+        (Tree(), {}),
+    ],
+)
+def test_right_messages_pass(kind: Field, value: Any) -> None:
+    assert refuse({"f": kind}, f=value) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "said"),
+    [
+        (Table(), torch.zeros(2, 3), "not a class table"),
+        (Table(), 3, "not a class table"),
+        (Table(), rows([0], 5), "5"),
+        (Table(), rows([0, 4], 3), "class 4 of 4"),
+        (Table(), rows([0], 3, counts=True), "with counts"),
+        (Table(counts=True), rows([0], 3), "without counts"),
+        (Table(), rows([0], 3, dtype=torch.float64), "F64"),
+        (Tensors((4,)), torch.zeros(5), r"\(5,\)"),
+        (Tensors((4,)), torch.zeros(4, 1), "1 dimensions"),
+        (Tensors((4,)), torch.zeros(4, dtype=torch.int64), "I64"),
+        (Tensors(("classes",)), torch.zeros(5), "expected 4"),
+        (Tensors(("n", "n")), torch.zeros(2, 3), "expected 2"),
+        (Tensors((4,)), 1.0, "not a tensor"),
+        (Tensors((4,)), rows([0], 3), "not a tensor"),
+        (Weights("head"), {"weight": torch.zeros(4, 3)}, "lacks 'bias'"),
+        (Weights("head"), {**RIGHT_HEAD, "more": torch.zeros(1)}, "'more'"),
+        (Weights("head"), {**RIGHT_HEAD, "more": 1}, "more"),
+        (Weights("head"), {**RIGHT_HEAD, "more": {}}, "more"),
+        (Weights("head"), {**RIGHT_HEAD, "bias": torch.zeros(5)}, "'bias' of shape"),
+        (Weights("head"), {**RIGHT_HEAD, "bias": torch.zeros(4).double()}, "F64"),
+        (Weights("head"), torch.zeros(4), "lacks"),
+        (Weights(), RIGHT_HEAD, "head.weight|lacks|which"),
+        (Scalar(), "3", "expected a number"),
+        (Scalar(), True, "expected a number"),
+        (Scalar(), None, "expected a number"),
+        (Scalar(), torch.tensor(3), "expected a number"),
+        (Scalar(), float("nan"), "finite"),
+        (Scalar(), float("-inf"), "finite"),
+        (Scalar(), 10**400, "finite"),
+        (Scalar("text"), 3, "expected a text"),
+        (Scalar("flag"), 1, "expected a flag"),
+        (Tensors((2,)), torch.tensor([1.0, float("nan")]), "not finite"),
+        (Table(), ClassTable(torch.tensor([1]), torch.tensor([[0.0, float("inf"), 0.0]])), "not finite"),
+        (Tree(), {"a": {"b": torch.tensor([float("nan")])}}, "f/a/b"),
+        (Tree(), {"a": float("nan")}, "f/a"),
+    ],
+)
+def test_wrong_messages_are_refused_by_name(kind: Field, value: Any, said: str) -> None:
+    refusal = refuse({"f": kind}, f=value)
+    assert refusal is not None
+    assert "'f" in refusal
+    assert re.search(said, refusal)
+
+
+def test_fields_that_are_missing_or_unknown() -> None:
+    schema = {"a": Scalar(), "b": Tensors((2,), optional=True)}
+    assert refuse(schema, a=1) is None
+    assert refuse(schema, a=1, b=torch.zeros(2)) is None
+    assert refuse(schema, b=torch.zeros(2)) == "field 'a' is missing"
+    assert "'c' is not one of the step's (a, b)" in str(refuse(schema, a=1, c=2))
+    assert "it has none" in str(refuse({}, c=2))
+    assert refuse({}) is None
+
+
+def test_a_free_dimension_means_one_number_throughout_a_message() -> None:
+    schema = {"x": Tensors(("n", 2)), "y": Tensors(("n",))}
+    assert refuse(schema, x=torch.zeros(5, 2), y=torch.zeros(5)) is None
+    assert "'y'" in str(refuse(schema, x=torch.zeros(5, 2), y=torch.zeros(4)))
+
+
+def test_reading_a_payload_by_the_wrong_kind_names_the_field() -> None:
+    payload = Payload({"t": torch.zeros(1), "n": 3, "flag": True, "mixed": {"a": 1}, "word": "w"})
+    for read, name in [
+        (payload.tensor, "n"),
+        (payload.table, "t"),
+        (payload.weights, "mixed"),
+        (payload.weights, "n"),
+        (payload.number, "flag"),
+        (payload.number, "word"),
+        (payload.text, "n"),
+        (payload.tensor, "absent"),
+    ]:
+        with pytest.raises(PayloadError, match=f"'{name}'"):
+            read(name)
+    assert payload.number("n") == 3

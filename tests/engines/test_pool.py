@@ -1,0 +1,167 @@
+"""The pool's own promises: homes, thefts, order, deaths, deadlines."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyfed.core.codec import decode, encode
+from polyfed.core.engine import Answer, Call, Task
+from polyfed.engines import zygote
+from polyfed.engines.pool import PoolEngine
+from polyfed.errors import RunError
+
+MAKER = "echo_host:make"
+ECHO = '''
+import os, signal, time
+from polyfed.core.codec import decode, encode
+from polyfed.core.engine import Answer
+
+class Echo:
+    """Answers with what it got; does what its orders say first."""
+    def __init__(self, description):
+        self.folder = description["folder"]
+
+    def handle(self, call, task, shared):
+        orders = dict(decode(task.own)) if task.own else {}
+        if orders.get("sleep"):
+            time.sleep(orders["sleep"])
+        mark = os.path.join(self.folder, f"died-{task.client}")
+        deaths = len([n for n in os.listdir(self.folder) if n.startswith(f"died-{task.client}.")])
+        if deaths < orders.get("die", 0):
+            open(f"{mark}.{deaths}", "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        reply = {"pid": os.getpid(), "shared": decode(shared).number("x"), "payload": orders.get("payload")}
+        return Answer(task.client, encode(reply).data, seconds=orders.get("sleep", 0.0))
+
+def make(description):
+    import sys
+    if description.get("broken"):
+        raise ValueError("no such thing")
+    return Echo(description)
+'''
+
+
+@pytest.fixture(scope="module", autouse=True)
+def echo_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One zygote for all tests here, whose forks find the echo through PYTHONPATH."""
+    folder = tmp_path_factory.mktemp("echo")
+    (folder / "echo_host.py").write_text(ECHO)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder))
+        zygote.drop_early()  # the next one must see the new path
+        zygote.start_early()
+        yield
+        zygote.drop_early()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Any]:
+    """Pools whose workers answer with an echo."""
+    pools: list[PoolEngine] = []
+
+    def pool(workers: int = 2, **more: Any) -> PoolEngine:
+        description: Mapping[str, Any] = {"folder": str(tmp_path), **more.pop("description", {})}
+        pools.append(PoolEngine(MAKER, description, workers, **more))
+        return pools[-1]
+
+    yield pool
+    for each in pools:
+        each.close()
+
+
+def ask(pool: PoolEngine, orders: Mapping[str, Mapping[str, Any]], number: int = 1) -> list[Answer]:
+    tasks = [Task(name, 0, encode(order).data if order else b"") for name, order in orders.items()]
+    return list(pool.call(Call(number, 1, ("echo",), ("echo",)), encode({"x": float(number)}).data, tasks))
+
+
+def test_answers_come_in_the_order_of_the_tasks_whatever_finishes_first(start: Any) -> None:
+    pool = start(2)
+    orders = {f"c{k}": {"sleep": 0.05 * (5 - k)} for k in range(6)}
+    answers = ask(pool, orders)
+    assert [a.client for a in answers] == list(orders)
+    assert all(a.failure is None and decode(a.frame).number("shared") == 1.0 for a in answers)
+
+
+def test_clients_stay_with_their_worker(start: Any) -> None:
+    pool = start(2)
+    orders: dict[str, Mapping[str, Any]] = {f"c{k}": {"sleep": 0.03} for k in range(4)}
+    first = {a.client: decode(a.frame).number("pid") for a in ask(pool, orders, 1)}
+    second = {a.client: decode(a.frame).number("pid") for a in ask(pool, orders, 2)}
+    assert second == first and len(set(first.values())) == 2
+
+
+def test_an_idle_worker_takes_from_a_full_queue(start: Any) -> None:
+    pool = start(2)
+    # in turn: c0, c2, c4, c6 belong to the first worker, which is held up by c0
+    orders: dict[str, Mapping[str, Any]] = {f"c{k}": {"sleep": 0.6 if k == 0 else 0.01} for k in range(8)}
+    answers = ask(pool, orders)
+    pids = {a.client: decode(a.frame).number("pid") for a in answers}
+    assert sum(pid != pids["c0"] for pid in pids.values()) >= 6
+
+
+def test_a_worker_that_dies_is_replaced_and_its_tasks_are_done_once(start: Any, tmp_path: Path) -> None:
+    pool = start(2)
+    before = set(pool.pids)
+    answers = ask(pool, {"c0": {}, "c1": {"die": 1}, "c2": {}, "c3": {}})
+    assert [a.client for a in answers] == ["c0", "c1", "c2", "c3"]
+    assert all(a.failure is None for a in answers)
+    assert len(before & set(pool.pids)) == 1
+
+
+def test_a_task_that_keeps_killing_workers_is_given_up(start: Any) -> None:
+    pool = start(2)
+    answers = {a.client: a for a in ask(pool, {"c0": {}, "c1": {"die": 99}, "c2": {}})}
+    failure = answers["c1"].failure
+    assert failure is not None and failure.kind == "died" and "3 times" in failure.message
+    assert answers["c0"].failure is None and answers["c2"].failure is None
+
+
+def test_a_late_client_is_left_out_and_the_others_are_not(start: Any) -> None:
+    pool = start(2, timeout=0.5)
+    answers = {a.client: a for a in ask(pool, {"c0": {"sleep": 60}, "c1": {}, "c2": {}, "c3": {}})}
+    failure = answers["c0"].failure
+    assert failure is not None and failure.kind == "timeout" and "0.5 seconds" in failure.message
+    assert all(answers[name].failure is None for name in ("c1", "c2", "c3"))
+    assert all(a.failure is None for a in ask(pool, {"c0": {}, "c1": {}}, 2))
+
+
+def test_workers_killed_between_calls_are_replaced(start: Any) -> None:
+    pool = start(2)
+    ask(pool, {"c0": {}, "c1": {}}, 1)
+    for pid in pool.pids:
+        os.kill(pid, signal.SIGKILL)
+    time.sleep(0.1)
+    assert all(a.failure is None for a in ask(pool, {"c0": {}, "c1": {}, "c2": {}}, 2))
+
+
+def test_a_caller_that_stops_listening_leaves_nothing_behind(start: Any) -> None:
+    pool = start(2)
+    tasks = [Task(f"c{k}", 0) for k in range(6)]
+    answers = pool.call(Call(1, 1, ("echo",), ("echo",)), encode({"x": 1.0}).data, tasks)
+    assert next(answers).client == "c0"
+    answers.close()
+    again = ask(pool, {f"c{k}": {} for k in range(6)}, 2)
+    assert [decode(a.frame).number("shared") for a in again] == [2.0] * 6
+
+
+def test_large_payloads_both_ways(start: Any) -> None:
+    import torch
+
+    pool = start(2)
+    block = torch.arange(2_000_000, dtype=torch.float32)
+    answers = ask(pool, {f"c{k}": {"payload": block + k} for k in range(6)})
+    for k, answer in enumerate(answers):
+        assert torch.equal(decode(answer.frame).tensor("payload"), block + k)
+
+
+def test_a_worker_that_cannot_be_set_up_says_why(start: Any) -> None:
+    pool = start(1, description={"broken": True})
+    with pytest.raises(RunError, match="ValueError: no such thing"):
+        ask(pool, {"c0": {}})

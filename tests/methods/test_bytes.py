@@ -1,0 +1,94 @@
+"""What travels per round equals the formulas, to the byte: with known classes per client all can be counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch import nn
+
+from polyfed import catalogue
+from polyfed.models import ModelSpec, build
+from polyfed.testing.lab import SHARES, Lab
+
+FLOAT = 4
+CLASSES, FEATURES, CLIENTS = 4, 64, 5
+# classes present on the clients of the lab: {0, 1}, {1, 2}, {2, 3}, {0, 3}, {0, 1, 2, 3}
+PRESENT = [2, 2, 2, 2, 4]
+
+
+def traffic(
+    name: str, fields: dict[str, Any] | None = None, **changed: Any
+) -> list[tuple[dict[str, int], dict[str, int]]]:
+    with Lab(catalogue.load(name), fields or {}) as lab:
+        outcome = lab.run(lab.config(**changed)).whole()
+    return [(meter.up, meter.down) for meter in outcome.meters]
+
+
+def test_the_lab_is_what_is_counted_on() -> None:
+    assert [sum(count > 0 for count in share) for share in SHARES] == PRESENT
+
+
+def test_fedproto() -> None:
+    # up: m_k (d + 1) numbers, the counts are the 1. down: d numbers per known class; none before the first round.
+    first, second = traffic("fedproto")
+    up = {"prototypes": FLOAT * sum(PRESENT) * (FEATURES + 1)}
+    assert first == (up, {"prototypes": 0})
+    assert second == (up, {"prototypes": FLOAT * CLIENTS * CLASSES * FEATURES})
+
+
+def test_fedproto_leaves_small_classes_out() -> None:
+    # of the 12 (client, class) pairs six have fewer than five samples: 4 at client 0, 4 at client 3, 3 3 3 3 at 4
+    small = sum(0 < count < 5 for share in SHARES for count in share)
+    first, _ = traffic("fedproto", {"min_class_count": 5})
+    assert first[0] == {"prototypes": FLOAT * (sum(PRESENT) - small) * (FEATURES + 1)}
+    assert small == 6
+
+
+def test_feddistill() -> None:
+    # up: m_k (C + 1) numbers. down: C numbers for each class that another client has reported; here that is every
+    # class for every client, so C * C.
+    first, second = traffic("feddistill")
+    up = {"outputs": FLOAT * sum(PRESENT) * (CLASSES + 1)}
+    assert first == (up, {"outputs": 0})
+    assert second == (up, {"outputs": FLOAT * CLIENTS * CLASSES * CLASSES})
+
+
+def test_feddistill_sends_no_target_that_is_ones_own() -> None:
+    # Clients with classes {0}, {0, 1}, {2}. Others' classes: {0, 1, 2} for client 0, {0, 2} for 1, {0, 1} for 2.
+    with Lab(catalogue.load("feddistill"), {}) as lab:
+        outcome = lab.run(lab.config([(5, 0, 0, 0), (5, 5, 0, 0), (0, 0, 5, 0)])).whole()
+    assert outcome.meters[1].down == {"outputs": FLOAT * (3 + 2 + 2) * CLASSES}
+    assert outcome.meters[1].up == {"outputs": FLOAT * (1 + 2 + 1) * (CLASSES + 1)}
+
+
+def test_lg_fedavg() -> None:
+    # #h each way; the number of samples is a JSON scalar and weighs nothing but overhead
+    head = FLOAT * (FEATURES * CLASSES + CLASSES)
+    for up, down in traffic("lg-fedavg"):
+        assert up == {"head": CLIENTS * head, "samples": 0}
+        assert down == {"head": CLIENTS * head}
+
+
+@pytest.mark.parametrize("model", ["tiny-cnn", "tiny-mlp", "tiny-resnet"])
+def test_fedavg(model: str) -> None:
+    # #theta each way, and the buffers where there are any: two vectors per BatchNorm and a counter of 8 bytes
+    made = build(ModelSpec(model), shape=(1, 8, 8), classes=CLASSES)
+    theta = FLOAT * sum(p.numel() for p in made.parameters())
+    norms = [m for m in made.modules() if isinstance(m, nn.BatchNorm2d)]
+    buffers = sum(FLOAT * 2 * m.num_features + 8 for m in norms)
+    assert bool(norms) == (model == "tiny-resnet")
+    for up, down in traffic("fedavg", models={"group": [model]}):
+        assert up == {"model": CLIENTS * (theta + buffers), "samples": 0}
+        assert down == {"model": CLIENTS * (theta + buffers)}
+
+
+def test_only_participants_cost() -> None:
+    with Lab(catalogue.load("lg-fedavg"), {}) as lab:
+        outcome = lab.run(selected=lambda number: ("1", "4")).whole()
+    head = FLOAT * (FEATURES * CLASSES + CLASSES)
+    assert [meter.down for meter in outcome.meters] == [{"head": 2 * head}] * 2
+
+
+def test_local_costs_nothing() -> None:
+    assert traffic("local") == [({}, {}), ({}, {})]

@@ -1,0 +1,197 @@
+"""FedDistill: its loss, what it leaves out, and what it carries over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from polyfed.core.client import weights_of
+from polyfed.core.codec import decode
+from polyfed.core.payload import Payload
+from polyfed.core.tables import ClassTable
+from polyfed.methods.feddistill import FedDistill
+from polyfed.methods.local import Local
+from polyfed.testing.rounds import Handmade, play, stage
+from polyfed.testing.wrappers import Watching
+from polyfed.training.losses import masked_mean, soft_cross_entropy
+
+LABELS = [0, 0, 1, 2, 2, 2]
+
+
+def table(rows: dict[int, list[float]], width: int = 3) -> ClassTable:
+    return ClassTable.of({label: torch.tensor(row) for label, row in rows.items()}, width)
+
+
+def trained(linears: Any, method: Any, outputs: ClassTable, **options: Any) -> dict[str, torch.Tensor]:
+    """The model after one step at one client that received a table."""
+    client = linears(**options).client("0", LABELS)
+    client.round, client.step = 1, "train"
+    method.train(client, Payload({"outputs": outputs}))
+    return weights_of(client.model)
+
+
+def test_one_step_by_hand(linears: Any) -> None:
+    # lambda * mean over the samples of known classes of H(softmax G_y, softmax z), beside the mean cross-entropy.
+    rows = {0: [2.0, -1.0, 0.0], 2: [0.0, 0.0, 3.0]}
+    got = trained(linears, FedDistill(guidance=0.7), table(rows))
+    client = linears().client("0", LABELS)
+    x, y = client.train.images.float() / 255, client.train.labels
+    z = client.model(x)
+    log = z.log_softmax(1)
+    known = [i for i, label in enumerate(y.tolist()) if label in rows]
+    pulls = [-(torch.tensor(rows[int(y[i])]).softmax(0) * log[i]).sum() for i in known]
+    (F.cross_entropy(z, y) + 0.7 * torch.stack(pulls).mean()).backward()  # type: ignore[no-untyped-call]
+    for name, p in client.model.named_parameters():
+        assert torch.allclose(got[name], p.detach() - 0.1 * p.grad, rtol=1e-5, atol=1e-7)
+
+
+def test_no_pull_where_the_output_is_the_target() -> None:
+    z = torch.tensor([[1.0, -2.0, 0.5], [0.0, 0.0, 9.0]], requires_grad=True)
+    soft_cross_entropy(z, z.detach().softmax(1)).sum().backward()  # type: ignore[no-untyped-call]
+    assert z.grad is not None
+    assert float(z.grad.abs().max()) < 1e-6
+
+
+def test_the_pull_vanishes_in_training_too(linears: Any) -> None:
+    # A model whose head has weight 0 gives its bias b for every input. With b as the row of every class the extra
+    # term pulls nowhere, however strong it is.
+    make = linears()
+    client = make.client("0", LABELS)
+    client.round, client.step = 1, "train"
+    with torch.no_grad():
+        client.model.head.weight.zero_()
+    bias = client.model.head.bias.detach().clone()
+    FedDistill(guidance=50.0).train(client, Payload({"outputs": table({c: bias.tolist() for c in range(3)})}))
+    plain = make.client("0", LABELS)
+    plain.round, plain.step = 1, "train"
+    with torch.no_grad():
+        plain.model.head.weight.zero_()
+    plain.fit()
+    for name, tensor in weights_of(plain.model).items():
+        assert torch.allclose(weights_of(client.model)[name], tensor, atol=1e-5)
+
+
+def test_a_constant_added_to_all_logits_of_a_table_changes_nothing(linears: Any) -> None:
+    rows = {c: [0.5 * c, 1.0, -1.0] for c in range(3)}
+    lifted = {c: [v + 7 for v in row] for c, row in rows.items()}
+    first, second = (trained(linears, FedDistill(), table(r)) for r in (rows, lifted))
+    assert all(torch.allclose(first[n], second[n], rtol=1e-5, atol=1e-7) for n in first)
+    third = trained(linears, FedDistill(metric="mse"), table(lifted))
+    assert not all(torch.allclose(first[n], third[n], rtol=1e-4) for n in first)
+
+
+def test_without_targets_it_trains_as_local(linears: Any) -> None:
+    got = trained(linears, FedDistill(guidance=9.0), ClassTable.empty(3).without_counts())
+    client = linears().client("0", LABELS)
+    client.round, client.step = 1, "train"
+    client.fit()
+    assert all(torch.equal(got[name], t) for name, t in weights_of(client.model).items())
+
+
+def test_the_masked_mean_counts_contributing_samples_only() -> None:
+    values = torch.tensor([1.0, 5.0, 9.0], requires_grad=True)
+    assert masked_mean(values, torch.tensor([True, False, True])).item() == 5.0
+    nothing = masked_mean(values, torch.tensor([False, False, False]))
+    nothing.backward()  # type: ignore[no-untyped-call]
+    assert nothing.item() == 0.0 and values.grad is not None and not values.grad.any()
+
+
+def tables_down(linears: Any, method: FedDistill, labels: Any, turns: Any) -> list[dict[str, dict[int, list[float]]]]:
+    """What every client received in every round, as rows by class; models never change, so tables are known."""
+    watching = Watching()
+    play(
+        stage(Handmade(method, linears(settings={"epochs": 0}).several(*labels, seeds=["a", "b", "c"]))),
+        len(turns),
+        wrap=watching,
+        selected=lambda number: turns[number - 1],
+    ).whole()
+    rounds: list[dict[str, dict[int, list[float]]]] = []
+    messages = iter(watching.down)
+    for turn in turns:
+        seen = {}
+        for _ in turn:
+            message = next(messages)
+            got = next(t for frame in message.frames for n, t in decode(frame).items() if n == "outputs")
+            assert isinstance(got, ClassTable)
+            seen[message.client] = dict(zip(got.classes.tolist(), got.values.tolist(), strict=True))
+        rounds.append(seen)
+    return rounds
+
+
+def own_rows(linears: Any, labels: Any) -> list[dict[int, torch.Tensor]]:
+    """The class means of every client's outputs, worked out directly."""
+    found = []
+    for k, (seed, mine) in enumerate(zip("abc", labels, strict=True)):
+        client = linears().client(str(k), mine, seed)
+        z = client.model(client.train.images.float() / 255).detach()
+        found.append({c: z[client.train.labels == c].mean(0) for c in set(mine)})
+    return found
+
+
+def close(rows: dict[int, list[float]], wanted: dict[int, torch.Tensor]) -> bool:
+    return rows.keys() == wanted.keys() and all(
+        torch.allclose(torch.tensor(rows[c]), wanted[c], rtol=1e-5, atol=1e-6) for c in rows
+    )
+
+
+SHARED = ([0, 0, 1], [0, 1, 1], [0, 2])
+
+
+def test_each_client_receives_the_mean_of_the_others(linears: Any) -> None:
+    # Class 0 is reported by all three, class 1 by clients 0 and 1, class 2 by client 2 alone.
+    a, b, c = own_rows(linears, SHARED)
+    first, second = tables_down(linears, FedDistill(), SHARED, [("0", "1", "2")] * 2)
+    assert all(rows == {} for rows in first.values())
+    assert close(second["0"], {0: (b[0] + c[0]) / 2, 1: b[1], 2: c[2]})
+    assert close(second["1"], {0: (a[0] + c[0]) / 2, 1: a[1], 2: c[2]})
+    assert close(second["2"], {0: (a[0] + b[0]) / 2, 1: (a[1] + b[1]) / 2})  # nobody else knows class 2: no target
+    # the same by the paper's formula, (M g - g_k) / (M - 1)
+    g = (a[0] + b[0] + c[0]) / 3
+    assert torch.allclose(torch.tensor(second["0"][0]), (3 * g - a[0]) / 2, rtol=1e-4, atol=1e-6)
+
+
+def test_without_leave_one_out_all_receive_the_mean_of_all(linears: Any) -> None:
+    a, b, c = own_rows(linears, SHARED)
+    _, second = tables_down(linears, FedDistill(leave_one_out=False), SHARED, [("0", "1", "2")] * 2)
+    for rows in second.values():
+        assert close(rows, {0: (a[0] + b[0] + c[0]) / 3, 1: (a[1] + b[1]) / 2, 2: c[2]})
+
+
+def test_classes_that_nobody_reports_are_carried_over(linears: Any) -> None:
+    # Round 1: clients 0 and 2. Round 2: client 1 alone, which reports classes 0 and 1: these stand on its rows alone,
+    # while class 2 keeps the row of client 2. Round 3: client 0 receives class 0 and 1 from client 1, class 2 from 2.
+    _, b, c = own_rows(linears, SHARED)
+    rounds = tables_down(linears, FedDistill(), SHARED, [("0", "2"), ("1",), ("0", "1")])
+    a = own_rows(linears, SHARED)[0]
+    assert close(rounds[1]["1"], {0: (a[0] + c[0]) / 2, 1: a[1], 2: c[2]})
+    assert close(rounds[2]["0"], {0: b[0], 1: b[1], 2: c[2]})
+    assert close(rounds[2]["1"], {2: c[2]})
+
+
+def test_small_classes_are_not_sent(linears: Any) -> None:
+    made = Handmade(FedDistill(min_class_count=2), linears().several(*SHARED))
+    outcome = play(stage(made)).whole()
+    sent = {name: t.classes.tolist() for name, t in outcome.server.items() if isinstance(t, ClassTable)}
+    assert sent == {"0": [0], "1": [1]}
+
+
+def test_online_means_are_those_of_the_outputs_seen_while_training(linears: Any) -> None:
+    # One full batch: the outputs seen while training are those of the model before its only step.
+    outcome = play(stage(Handmade(FedDistill(collect="online"), linears().several(*SHARED, seeds=["a", "b", "c"]))))
+    for name, rows in zip("012", own_rows(linears, SHARED), strict=True):
+        kept = outcome.whole().server[name]
+        assert isinstance(kept, ClassTable)
+        assert close(dict(zip(kept.classes.tolist(), kept.values.tolist(), strict=True)), rows)
+
+
+@pytest.mark.parametrize("fields", [{}, {"metric": "mse"}, {"leave_one_out": False}])
+def test_without_guidance_the_models_are_those_of_local_training(linears: Any, fields: dict[str, Any]) -> None:
+    makers = linears(norm=True, settings={"batch_size": 2}).several(*SHARED, seeds=["a", "b", "c"])
+    guided = play(stage(Handmade(FedDistill(guidance=0.0, allow_degenerate=True, **fields), makers)), 3).whole()
+    local = play(stage(Handmade(Local(), makers)), 3).whole()
+    for k in "012":
+        mine, theirs = guided.client(k).weights("model"), local.client(k).weights("model")
+        assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
