@@ -66,15 +66,15 @@ class Federation:
 
     # models
 
-    def model(self, name: str, *stream: str) -> SplitModel:
-        """A client's architecture with initial weights from a stream of its own name."""
+    def model(self, spec: ModelSpec, *stream: str) -> SplitModel:
+        """An architecture with initial weights from a stream."""
         with rng.seeded(self.seed, "init", *stream):
-            model = build(self.specs[int(name)], shape=self.dataset.shape, classes=self.dataset.classes)
+            model = build(spec, shape=self.dataset.shape, classes=self.dataset.classes)
         return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
-    def common_model(self, name: str) -> SplitModel:
-        """A client's architecture with the weights that all clients of that architecture may start from (R9)."""
-        return self.model(name, "common", str(self.specs[int(name)].to_json()))
+    def common_model(self, spec: str) -> SplitModel:
+        """An architecture with the initial weights that every party gives it (R9)."""
+        return self.model(ModelSpec.parse(spec), "common", spec)
 
     def profiles(self) -> tuple[Profile, ...]:
         """What the server knows of every client."""
@@ -88,7 +88,9 @@ class Federation:
         profiles = []
         for name, spec, samples in zip(self.names, self.specs, self.partition.train, strict=True):
             whole, head, features = shapes(spec)
-            profiles.append(Profile(name, spec.label, whole, head, features, self.dataset.classes, len(samples)))
+            profiles.append(
+                Profile(name, spec.label, whole, head, features, self.dataset.classes, len(samples), spec.text)
+            )
         return tuple(profiles)
 
     def check_needs(self, profiles: Sequence[Profile]) -> None:
@@ -102,17 +104,25 @@ class Federation:
         """A client as it is before its first step."""
         k = int(name)
         spec = self.specs[k]
-        model = self.common_model(name) if self.config.models.shared_init else self.model(name, name)
+        shared = self.config.models.shared_init
+        model = self.common_model(spec.text) if shared else self.model(spec, "client", name)
         train = self._samples(self.partition.train[k], self.dataset.train)
         if self.matched is not None and self.dataset.test is not None:
             test = self._samples(self.matched[k], self.dataset.test)
         else:
             test = self._samples(self.partition.test[k], self.dataset.train)
         profile = Profile(
-            name, spec.label, layout(model), layout(model.head), model.feature_dim, self.dataset.classes, len(train)
+            name,
+            spec.label,
+            layout(model),
+            layout(model.head),
+            model.feature_dim,
+            self.dataset.classes,
+            len(train),
+            spec.text,
         )
         settings = TrainSettings(**self.config.train.model_dump())
-        return Client(profile, model, train, test, settings)
+        return Client(profile, model, train, test, settings, build=self.common_model)
 
     def _samples(self, indices: np.ndarray[Any, Any], split: datasets.Split) -> Samples:
         at = torch.tensor(indices)  # a copy: the array may be a read-only map

@@ -187,3 +187,10 @@ def test_a_stopped_sweep_leaves_checkpoints_and_no_process() -> None:
 def _with_a_round() -> list[Path]:
     """Runs that have finished a round."""
     return [path for path in Path().glob("s/*/events.jsonl") if '"round"' in path.read_text()]
+
+
+def test_an_interrupt_outside_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("slow_import.py").write_text("raise KeyboardInterrupt  # as Ctrl-C during an import")
+    assert main(["run", "quickstart", *SERIAL, "imports=[./slow_import.py]", "--out", "r"]) == 130
+    assert capsys.readouterr() == ("", "polyfed: stopped\n")
+    assert not Path("r").exists()

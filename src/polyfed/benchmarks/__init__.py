@@ -13,6 +13,7 @@ from polyfed.errors import InputError, nearest
 _NAMES = {
     "overhead": "a training round on the pool against bare training loops in as many processes",
     "population": "a round of 20 clients out of 10,000 against one out of 100",
+    "slicing": "building and slicing ResNet-152: seconds, and peak memory against its own size",
     "startup": "seconds until `polyfed list methods` has answered and until the first round of a run begins",
 }
 

@@ -1,69 +1,29 @@
-"""The command `polyfed`: its parts, and how errors end it."""
+"""The command `polyfed`, and how errors end it."""
 
 from __future__ import annotations
 
 import os
 import sys
-import traceback
-from typing import Annotated
 
-import click
-import typer
-
-from polyfed.cli import benching, checking, comparing, creating, listing, running, sweeping
-from polyfed.cli.show import put, say
 from polyfed.errors import PolyfedError
 
 USAGE, FAILED, STOPPED = 2, 1, 130
 
-app = typer.Typer(
-    name="polyfed",
-    help="Federated learning between parties with different data and different models.",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-for _part in (running, checking, listing, sweeping, comparing, benching):
-    for _name, _command in _part.COMMANDS.items():
-        app.command(_name)(_command)
-app.add_typer(creating.app, name="new")
-
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        import polyfed
-
-        put(f"polyfed {polyfed.__version__}")
-        raise typer.Exit
-
-
-@app.callback(invoke_without_command=True)
-def _start(
-    context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True)
-    ] = False,
-) -> None:
-    if context.invoked_subcommand is None:
-        put(context.get_help())
-
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; gives its exit code. Errors are one sentence on stderr."""
+    from polyfed.cli.show import say
+
     try:
-        code = typer.main.get_command(app).main(arguments, prog_name="polyfed", standalone_mode=False)
+        code = _run(arguments)
         sys.stdout.flush()
-        return code if isinstance(code, int) else 0
+        if code == STOPPED:
+            say("polyfed: stopped")
+        return code
     except PolyfedError as error:
         say(f"polyfed: {error}")
         return error.exit_code
-    except click.exceptions.NoArgsIsHelpError as error:
-        put(error.format_message())
-        return USAGE
-    except click.ClickException as error:
-        where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "polyfed"
-        say(f"{where}: {error.format_message()}")
-        return USAGE
-    except (KeyboardInterrupt, click.Abort):
+    except KeyboardInterrupt:
         say("polyfed: stopped")
         return STOPPED
     except BrokenPipeError:
@@ -72,12 +32,37 @@ def main(arguments: list[str] | None = None) -> int:
         return FAILED
     except Exception as error:
         if os.environ.get("POLYFED_DEBUG") == "1":
+            import traceback
+
             sys.stderr.write(traceback.format_exc())
         say(
             f"polyfed: failed unexpectedly with {type(error).__name__}: {error} (POLYFED_DEBUG=1 shows where; a run "
             "that had begun has it in its events.jsonl)"
         )
         return FAILED
+
+
+def _run(arguments: list[str] | None) -> int:
+    """The exit code of a command; a wrong command line is one sentence too."""
+    import click
+    import typer
+
+    from polyfed.cli.commands import app
+    from polyfed.cli.show import put, say
+
+    try:
+        # typer turns Ctrl-C outside of a run into the code that shells give it
+        code = typer.main.get_command(app).main(arguments, prog_name="polyfed", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except click.exceptions.NoArgsIsHelpError as error:
+        put(error.format_message())
+        return USAGE
+    except click.Abort:
+        return STOPPED
+    except click.ClickException as error:
+        where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "polyfed"
+        say(f"{where}: {error.format_message()}")
+        return USAGE
 
 
 if __name__ == "__main__":

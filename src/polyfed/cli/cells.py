@@ -1,7 +1,7 @@
 """Runs several runs at a time, each in a process that imports torch once and then runs one after the other.
 
-Cells go to such a process, and what happens comes back, as lines of JSON. The processes are sessions of their own, so
-that Ctrl-C reaches only the command, which then asks each run to stop with a checkpoint.
+Cells go to such a process, and what happens comes back, as lines of JSON. The processes are apart from the terminal,
+so that Ctrl-C reaches only the command, which then asks each run to stop with a checkpoint.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class Crew:
         self._jobs = min(jobs, len(cells))
         self._board = board
         self._children: dict[int, subprocess.Popen[str]] = {}
+        self._lines: dict[int, Line] = {}  # what each process works on
         self._stops = 0
         self.outcomes = Outcomes()
 
@@ -68,15 +69,15 @@ class Crew:
             child = self._children.get(number)
             if child is None or child.poll() is not None:
                 child = self._children[number] = _start()
-            self._run_cell(child, cell)
+            line = self._lines[number] = self._board.add(cell.name)
+            self._run_cell(child, cell, line)
         last = self._children.get(number)
         if last is not None:
             with contextlib.suppress(OSError):
                 _pipe(last.stdin).close()  # it ends when there is nothing more to read
             last.wait()
 
-    def _run_cell(self, child: subprocess.Popen[str], cell: Cell) -> None:
-        line = self._board.add(cell.name)
+    def _run_cell(self, child: subprocess.Popen[str], cell: Cell, line: Line) -> None:
         try:
             order = {"config": cell.config.to_dict(), "out": str(cell.folder), "path": sys.path}
             _pipe(child.stdin).write(json.dumps(order) + "\n")
@@ -101,7 +102,7 @@ class Crew:
         return self._ended(cell, STOPPED if self._stops else 1, f"its process ended with exit code {code}", line)
 
     def _ended(self, cell: Cell, code: int, message: str, line: Line) -> None:
-        # a signal in the middle of imports can surface as any error; a run that had not begun was just stopped
+        # a run that had not begun was just stopped, however its process ended
         stopped = code == STOPPED or (self._stops > 0 and line.rounds == 0)
         (self.outcomes.stopped if stopped else self.outcomes.failed)[cell.name] = message
         self._board.finish(line, "stopped" if stopped else "failed")
@@ -114,9 +115,12 @@ class Crew:
             self._stops += 1
             if self._stops == 1:
                 self._board.note("stopping each run after its round, with a checkpoint; once more to stop at once")
-            for child in list(self._children.values()):
+            for place, child in list(self._children.items()):
                 if child.poll() is None:
-                    child.send_signal(signal.SIGINT if self._stops < 3 else signal.SIGKILL)
+                    # before its first round a run has nothing to save, and Python would only print where it was
+                    begun = self._lines[place].rounds > 0
+                    polite = signal.SIGINT if begun else signal.SIGTERM
+                    child.send_signal(polite if self._stops < 3 else signal.SIGKILL)
 
         before = {number: signal.signal(number, ask_to_stop) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -175,6 +179,7 @@ class _Reporter:
 
 def serve() -> None:
     """Run the cells that come in until there are no more."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a command in the background had it ignored
     # what user code prints must not get between the lines of JSON, so it goes to stderr
     channel = Channel(os.dup(sys.stdout.fileno()))
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

@@ -10,10 +10,16 @@ import typer
 
 from polyfed.cli.running import CONFIG, QUIET
 from polyfed.cli.show import put, say
-from polyfed.errors import InputError
+from polyfed.errors import InputError, PolyfedError
 
 if TYPE_CHECKING:
     from polyfed.sweep import Cell
+
+
+class SweepStoppedError(PolyfedError):
+    """The user stopped a sweep; the checkpoints of its runs are whole."""
+
+    exit_code = 130
 
 
 def sweep(
@@ -51,8 +57,7 @@ def sweep(
     for name, message in failed.items():
         say(f"{name} failed: {message}")
     if stopped:
-        say(f"stopped with {len(stopped)} runs under way; the same command goes on with them")
-        raise typer.Exit(130)
+        raise SweepStoppedError(f"stopped with {len(stopped)} runs under way; the same command goes on with them")
     if len(failed) < len(cells):
         _put_comparison(cells, raw, axes or [])
     put(f"Run folders: {where}")

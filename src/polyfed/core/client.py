@@ -14,9 +14,14 @@ from polyfed.core import rng
 from polyfed.core.payload import Payload, State, Weights, view
 from polyfed.core.profile import Profile
 from polyfed.core.tables import ClassTable, class_means
+from polyfed.errors import RunError
 from polyfed.models.split import SplitModel
 from polyfed.training import Fit, Loss, Samples, TrainSettings, fit
 from polyfed.training.samples import EVALUATION_BATCH
+
+
+def _no_builder(spec: str) -> SplitModel:
+    raise RunError(f"this client cannot build {spec}: it was made without a federation")
 
 
 @dataclass
@@ -33,6 +38,8 @@ class Client:
     seed: int = 0
     round: int = 0
     step: str = ""
+    # an architecture from its spec, with initial weights common to all parties
+    build: Callable[[str], SplitModel] = field(default=_no_builder, repr=False)
     fits: list[Fit] = field(default_factory=list)  # what was trained in this step, for the record
 
     @property

@@ -21,6 +21,7 @@ class Profile:
     features: int
     classes: int
     samples: int  # training samples
+    spec: str = ""  # what `build` makes this architecture from
 
 
 def layout(module: nn.Module) -> Layout:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -23,7 +24,7 @@ class Server:
     classes: int
     rounds: int
     seed: int
-    build: Callable[[str], SplitModel]  # the architecture of a client by its name, with the common initial weights
+    build: Callable[[str], SplitModel]  # an architecture from its spec, with initial weights common to all parties
     state: State = field(default_factory=dict)
     round: int = 0
     events: list[Event] = field(default_factory=list)
@@ -37,6 +38,11 @@ class Server:
     def features(self) -> int:
         """The common feature width; methods that use it need it to be common."""
         return self.roster[0].features
+
+    @property
+    def smallest(self) -> Profile:
+        """The client with the fewest parameters: its architecture is the auxiliary one, unless a method is told."""
+        return min(self.roster, key=lambda p: sum(math.prod(shape) for _, shape, _ in p.model))
 
     def stream(self, purpose: str) -> torch.Generator:
         """The server's random stream of this round for a purpose."""

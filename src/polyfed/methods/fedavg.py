@@ -43,7 +43,7 @@ class FedAvg(Method):
     sends = Sends(up="all weights of the model, and the number of samples", down="all weights of the model")
 
     def init(self, server: Server) -> None:
-        server.state["model"] = weights_of(server.build(server.roster[0].name))
+        server.state["model"] = weights_of(server.build(server.roster[0].spec))
 
     def round(self, server: Server, cohort: Cohort) -> None:
         mean = WeightedMean()

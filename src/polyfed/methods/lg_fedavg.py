@@ -30,7 +30,7 @@ class LGFedAvg(Method):
     sends = Sends(up="weights of the head, and the number of samples", down="weights of the head")
 
     def init(self, server: Server) -> None:
-        server.state["head"] = weights_of(server.build(server.roster[0].name).head)
+        server.state["head"] = weights_of(server.build(server.roster[0].spec).head)
 
     def round(self, server: Server, cohort: Cohort) -> None:
         mean = WeightedMean()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
@@ -82,9 +83,16 @@ class ModelSpec:
         """The name a list shows: the architecture, and its width where that is not 1."""
         return self.name if self.width == 1 else f"{self.name}@{self.width:g}"
 
+    @property
+    def text(self) -> str:
+        """All of it in one line: the label where that says everything, else JSON."""
+        return self.label if type(self).parse(self.label) == self else json.dumps(self.to_json(), sort_keys=True)
+
     @classmethod
     def parse(cls, text: str) -> ModelSpec:
-        """The reverse of `label`: 'resnet26@0.5' is the architecture at half width."""
+        """The reverse of `text` and `label`: 'resnet26@0.5' is the architecture at half width."""
+        if text.startswith("{"):
+            return cls.from_json(json.loads(text))
         name, at, width = text.partition("@")
         if not at:
             return cls(name)

@@ -54,7 +54,7 @@ class Handmade:
     def make(self, name: str) -> Client:
         return next(client for client in (make() for make in self.clients) if client.name == name)
 
-    def model(self, name: str) -> SplitModel:
+    def model(self, spec: str) -> SplitModel:
         """What the server starts from: the first client's model."""
         return self.clients[0]().model
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -13,3 +16,24 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
 def soft_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     """Per sample, the cross-entropy of softmax(logits) against a target distribution."""
     return -(target * logits.log_softmax(1)).sum(1)
+
+
+def kl_divergence(
+    target: Tensor,
+    logits: Tensor,
+    *,
+    temperature: float = 1.0,
+    reduction: Literal["batchmean", "mean"] = "batchmean",
+) -> Tensor:
+    """T^2 KL(softmax(target / T) || softmax(logits / T)), summed over classes, mean over the batch (R5).
+
+    `target` holds logits; detach them where they teach only. `mean` divides by the number of classes as well, which
+    several libraries do by leaving PyTorch's default.
+    """
+    apart = F.kl_div(
+        (logits / temperature).log_softmax(1),
+        (target / temperature).log_softmax(1),
+        reduction=reduction,
+        log_target=True,
+    )
+    return apart * temperature**2

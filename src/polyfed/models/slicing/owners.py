@@ -58,7 +58,7 @@ class OwnerMean:
             total, copied = self._totals[name][places], any(kept is not None for kept in cut[name])
             if like.is_floating_point():
                 total += own.double() * weight
-            elif weight > 0:
+            else:
                 total.copy_(torch.maximum(total, own))
             if copied:
                 self._totals[name][places] = total

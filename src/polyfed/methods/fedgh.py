@@ -1,0 +1,90 @@
+"""FedGH: heterogeneous federated learning with generalized global header.
+
+Yi, Wang, Liu, Shi, Yu; ACM Multimedia 2023, Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polyfed.core import (
+    ClassTable,
+    Client,
+    Cohort,
+    Method,
+    Needs,
+    Payload,
+    Reply,
+    Sends,
+    Server,
+    Table,
+    Weights,
+    register,
+    step,
+)
+from polyfed.core.client import copy_into, weights_of
+from polyfed.core.method import reject_zero
+from polyfed.core.rows import fit_rows
+from polyfed.training import TrainSettings
+
+
+@register("fedgh")
+@dataclass(frozen=True)
+class FedGH(Method):
+    """FedGH: the server trains one head on the clients' class means, and every client starts from that head.
+
+    The released code steps the optimiser of the last client in place of one for the header, which so keeps its
+    initial values for ever (`untrained_head: true` does that), and it averages means of unequal batches; here the
+    head is trained, and a class mean is over all samples, after training, in evaluation mode. Rows of the head that
+    belong to classes nobody reported are still pushed down, as published; `mask_missing` leaves them alone.
+    """
+
+    server_lr: float = 0.01  # eta_s, learning rate of the head at the server (plain SGD)
+    server_epochs: int = 1  # E_s, passes over the reported means in a round
+    server_batch: int = 10  # reported means in a step of the server
+    mask_missing: bool = False  # the server's softmax is over the classes reported in the round only
+    min_class_count: int = 1  # classes with fewer samples are not sent
+    untrained_head: bool = False  # a fault of the released code: the head that goes down is never trained
+    allow_degenerate: bool = False  # accept a learning rate or a number of epochs of 0, which trains no head
+
+    needs = Needs(same_head=True, same_features=True)
+    sends = Sends(up="mean feature per class, with counts", down="weights of the head")
+
+    def __post_init__(self) -> None:
+        reject_zero(self, "server_lr", "server_epochs")
+
+    def init(self, server: Server) -> None:
+        server.state["head"] = weights_of(server.build(server.roster[0].spec).head)
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        got = cohort.call(self.train, shared={"head": server.state["head"]})
+        if not self.untrained_head:
+            self.train_head(server, [reply.table("means") for reply in got.values()])
+
+    @step(down={"head": Weights("head")}, up={"means": Table("features", counts=True)})
+    def train(self, client: Client, msg: Payload) -> Reply:
+        client.load(msg.weights("head"), into=client.model.head)  # h_k <- h
+        client.fit()  # CE through extractor and head
+        width = client.profile.features
+        return {"means": client.class_means(client.model.features, width, min_count=self.min_class_count)}
+
+    def train_head(self, server: Server, tables: Sequence[ClassTable]) -> None:
+        """h <- h - eta_s grad CE(h(v), c) over batches of reported pairs (v, c)."""
+        head = server.build(server.roster[0].spec).head
+        copy_into(head, server.memory.weights("head"))
+        reported = torch.zeros(server.classes, dtype=torch.bool)
+        for table in tables:
+            reported[table.classes] = True
+
+        def loss(v: Tensor, c: Tensor) -> Tensor:
+            z = head(v)
+            return F.cross_entropy(z.masked_fill(~reported, -torch.inf) if self.mask_missing else z, c)
+
+        settings = TrainSettings(epochs=self.server_epochs, batch_size=self.server_batch, lr=self.server_lr)
+        fit_rows([head], loss, tables, settings, server.stream("head"))
+        server.state["head"] = weights_of(head)

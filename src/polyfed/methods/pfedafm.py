@@ -1,0 +1,127 @@
+"""pFedAFM: adaptive feature mixture for batch-level personalization in heterogeneous federated learning.
+
+Yi, Yu, Wang, Liu, Li; IEEE ICDE 2025 (arXiv 2404.17847), Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polyfed.core import Client, Cohort, Method, Needs, Payload, Reply, Scalar, Sends, Server, Tree, register, step
+from polyfed.core.averaging import WeightedMean
+from polyfed.core.client import weights_of
+from polyfed.core.method import reject_zero
+from polyfed.errors import InputError
+from polyfed.training.several import frozen
+
+
+@register("pfedafm")
+@dataclass(frozen=True)
+class PFedAFM(Method):
+    """pFedAFM: a small extractor is shared, and every client mixes its features with its own, element by element.
+
+    Each round trains twice, so it computes about double: first the private model and the mixing vector alpha with the
+    received extractor frozen, then the extractor alone below the frozen head. Only the extractor travels; the
+    released message has a head that nobody uses. alpha takes plain gradient steps and is clamped to [0, 1] after
+    each; the released code decays it with the weights, which pulls it to 0. The released aggregate is the last
+    client's extractor, and all its clients end with the last alpha, because neither is copied; here both are.
+    """
+
+    lr_alpha: float = 0.01  # step size of the mixing vector
+    alpha_start: float = 1.0  # the private share of every feature at the start
+    weights: Literal["samples", "uniform"] = "samples"  # how clients count in the mean
+    buffers: Literal["average", "local"] = "average"  # BatchNorm statistics: averaged, or each client's own
+    auxiliary: str | None = None  # architecture of the shared extractor; none: that of the smallest client model
+    allow_degenerate: bool = False  # accept lr_alpha 0, with which a private share of 1 is local training
+
+    needs = Needs(same_features=True)
+    sends = Sends(
+        up="weights of the shared small extractor, and the number of samples",
+        down="weights of the shared small extractor, and the name of its architecture",
+    )
+
+    def __post_init__(self) -> None:
+        reject_zero(self, "lr_alpha")
+        if not 0 <= self.alpha_start <= 1:
+            raise InputError(f"method.alpha_start is {self.alpha_start}; a share from 0 to 1 is needed")
+
+    def init(self, server: Server) -> None:
+        shared = server.build(self.auxiliary or server.smallest.spec)
+        if shared.feature_dim != server.features:
+            raise InputError(
+                f"method.auxiliary {self.auxiliary} has {shared.feature_dim} features and the clients' models have "
+                f"{server.features}; name an architecture of {server.features}, or set models.feature_dim to "
+                f"{shared.feature_dim}"
+            )
+        server.state["extractor"] = weights_of(shared.backbone)
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        mean = WeightedMean()
+        spec = self.auxiliary or server.smallest.spec
+        shared = {"auxiliary": spec, "extractor": server.state["extractor"]}
+        for _, got in cohort.stream(self.train, shared=shared):
+            mean.add(got.weights("extractor"), got.number("samples") if self.weights == "samples" else 1.0)
+        server.state["extractor"] = mean.result(server.memory.weights("extractor"))  # G <- sum_k p_k G_k
+
+    @step(
+        down={"auxiliary": Scalar("text"), "extractor": Tree()},
+        up={"extractor": Tree(), "samples": Scalar()},
+    )
+    def train(self, client: Client, msg: Payload) -> Reply:
+        received = msg.weights("extractor")
+        if self.buffers == "local" and "statistics" in client.state:
+            received |= client.memory.weights("statistics")
+        client.state |= {"auxiliary": msg["auxiliary"], "extractor": received}
+        client.state.setdefault("alpha", torch.full((client.profile.features,), self.alpha_start))
+        extractor = self.extractor(client)
+        self.learn_mixture(client, extractor)
+        self.learn_extractor(client, extractor)
+        trained = weights_of(extractor)
+        if self.buffers == "local":
+            client.state["statistics"] = {n: trained[n] for n, _ in extractor.named_buffers() if n in trained}
+        return {"extractor": trained, "samples": len(client.train)}
+
+    def learn_mixture(self, client: Client, extractor: nn.Module) -> None:
+        """Step 1: phi, h and alpha on CE(h(alpha phi(x) + (1 - alpha) G(x)), y), with G frozen."""
+        alpha = client.memory.tensor("alpha").clone().requires_grad_()
+
+        def loss(x: Tensor, y: Tensor) -> Tensor:
+            return F.cross_entropy(self.mixed(client, alpha, extractor, x), y)
+
+        @torch.no_grad()
+        def move_alpha() -> None:
+            if alpha.grad is not None:
+                alpha.sub_(self.lr_alpha * alpha.grad).clamp_(0, 1)
+                alpha.grad = None
+
+        with frozen(extractor):
+            client.fit(loss, adjust=move_alpha)
+        client.state["alpha"] = alpha.detach()
+
+    def learn_extractor(self, client: Client, extractor: nn.Module) -> None:
+        """Step 2: G on CE(h(G(x)), y), with h frozen."""
+        head = client.model.head
+        with frozen(head):
+            client.fit(
+                lambda x, y: F.cross_entropy(head(extractor(x)), y), modules=[extractor], purpose="fit the extractor"
+            )
+
+    def extractor(self, client: Client) -> nn.Module:
+        """The shared extractor as the client received it last."""
+        extractor = client.build(client.memory.text("auxiliary")).backbone
+        client.load(client.memory.weights("extractor"), into=extractor)
+        return extractor
+
+    def mixed(self, client: Client, alpha: Tensor, extractor: nn.Module, x: Tensor) -> Tensor:
+        logits: Tensor = client.model.head(alpha * client.model.features(x) + (1 - alpha) * extractor(x))
+        return logits
+
+    def predict(self, client: Client, x: Tensor) -> Tensor:
+        if "alpha" not in client.state:  # before its first round a client has its own model only
+            return super().predict(client, x)
+        return self.mixed(client, client.memory.tensor("alpha"), self.extractor(client).eval(), x)
