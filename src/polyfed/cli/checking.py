@@ -149,6 +149,7 @@ def _put_traffic(traffic: dict[str, Traffic], config: Config) -> None:
         per_run = amounts.total.size * config.rounds
         rows.append([way, size(amounts.mean) + extra, size(amounts.total.size) + extra, size(per_run) + extra])
     put_table(["bytes, at most", "a client (mean)", "a round", "the run"], rows, right=(1, 2, 3))
+    put("Tensors of one call of every step in a round; the encoding of messages comes on top.")
 
 
 COMMANDS = {"check": check}

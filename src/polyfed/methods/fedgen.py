@@ -75,8 +75,8 @@ class FedGen(Method):
             heads.append(got.weights("head"))
             shares.append(got.number("samples") if self.weights == "samples" else 1.0)
             mean.add(heads[-1], shares[-1])
-            if "labels" in got:
-                server.state["labels"] = server.memory.weights("labels") | {name: got.tensor("labels")}
+            told = {name: value for field, value in got.items() if field == "labels"}  # once from every client
+            server.state["labels"] = {**server.memory.weights("labels"), **told}
         server.state["head"] = mean.result(server.memory.weights("head"))  # h <- sum_k p_k h_k
         labels = self.pooled(server, cohort)
         if sum(shares) > 0 and labels.any() and not self.untrained_generator:

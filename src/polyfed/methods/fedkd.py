@@ -63,7 +63,7 @@ class FedKD(Method):
     needs = Needs()
     sends = Sends(
         up="compressed updates of the shared small model, and the number of samples",
-        down="compressed updates of the shared small model, or all its weights after an absence, and its architecture",
+        down="compressed updates of the shared small model, or all of it to those who were away, and its architecture",
     )
 
     def __post_init__(self) -> None:
@@ -79,7 +79,7 @@ class FedKD(Method):
     def round(self, server: Server, cohort: Cohort) -> None:
         before, called = server.memory.weights("mentee"), server.memory.weights("called")
         energy = self.energy(server.round / server.rounds)
-        shared = {"auxiliary": self.auxiliary or server.smallest.spec, "energy": energy}
+        shared: Reply = {"auxiliary": self.auxiliary or server.smallest.spec, "energy": energy}
         mean = WeightedMean()
         for k, got in cohort.stream(self.train, shared=shared, each={k: self.news(server, k) for k in cohort.ids}):
             mean.add(added(before, got["update"]), got.number("samples") if self.weights == "samples" else 1.0)
@@ -95,20 +95,18 @@ class FedKD(Method):
     def news(self, server: Server, client: str) -> Reply:
         """The last update for those who hold what it is added to; on first contact or after an absence, all."""
         last = server.memory.weights("called").get(client)
-        name = "update" if last is not None and int(last) == server.round - 1 else "mentee"
-        return {name: server.state[name]}
+        follows = last is not None and int(last) == server.round - 1
+        return {
+            "mentee": {} if follows else server.state["mentee"],
+            "update": server.state["update"] if follows else {},
+        }
 
     @step(
-        down={
-            "auxiliary": Scalar("text"),
-            "energy": Scalar(),
-            "mentee": Tree(optional=True),
-            "update": Tree(optional=True),
-        },
+        down={"auxiliary": Scalar("text"), "energy": Scalar(), "mentee": Tree(), "update": Tree()},
         up={"update": Tree(), "samples": Scalar()},
     )
     def train(self, client: Client, msg: Payload) -> Reply:
-        held = msg.weights("mentee") if "mentee" in msg else added(client.memory.weights("mentee"), msg["update"])
+        held = msg.weights("mentee") or added(client.memory.weights("mentee"), msg["update"])
         mentor, mentee = client.model, client.build(msg.text("auxiliary"))
         client.load(held, into=mentee)
         hidden = self.hidden_map(client, mentee.feature_dim)
