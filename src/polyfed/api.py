@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from polyfed import config as config_room
 from polyfed.engines.zygote import WORKER
 from polyfed.errors import InputError
+from polyfed.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from polyfed.config import Config
@@ -45,7 +46,9 @@ def run(
         raw["method"] = _method_entry(method)
         raw["imports"] = [*raw.get("imports", []), *_method_imports(method)]
     if isinstance(data, Dataset):
+        # its folder in the cache, so that a resume finds it again
         config_room.put(raw, ["data", "dataset"], data.name, "data")
+        config_room.put(raw, ["data", "root"], str(data.folder), "data")
     elif data is not None:
         config_room.put(raw, ["data"], dict(data), "data")
     return run_config(
@@ -61,7 +64,7 @@ def run_config(
 ) -> dict[str, Any]:
     """Run a checked config. A run that is already finished is not run again."""
     from polyfed import catalogue, federation
-    from polyfed.experiment import Experiment, open_folder, versions
+    from polyfed.experiment import Experiment, versions
 
     folder = open_folder(folder_of(config, out), config)
     finished = folder.result()
@@ -83,27 +86,30 @@ def folder_of(config: Config, out: Path | None = None) -> Path:
     return out or Path("runs") / config.run_name
 
 
-def finished(config: Config, path: Path) -> dict[str, Any] | None:
-    """The result of a run that is there and finished; None if there is still something to do. Needs no torch."""
-    from polyfed.runs.folder import RunFolder
-
+def open_folder(path: Path, config: Config) -> RunFolder:
+    """The folder for a run; one that exists must belong to the same config. Needs no torch."""
     folder = RunFolder(path)
-    if not folder.exists() or not folder.result_file.exists():
-        return None
-    before = folder.config()
-    before.pop("versions", None)
-    same = config_room.parse(before, str(folder.config_file)).hash() == config.hash()
-    return folder.result() if same else None  # another config is refused, in one place, when the run is opened
+    if folder.exists():
+        if config_of(folder).hash() != config.hash():
+            raise InputError(
+                f"the run folder {path} exists with another config; choose another name or --out, or remove it"
+            )
+    elif path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise InputError(f"{path} exists and is not a run folder; choose another name or --out")
+    return folder
+
+
+def config_of(folder: RunFolder) -> Config:
+    """The config of a run that exists."""
+    raw = folder.config()
+    raw.pop("versions", None)
+    return config_room.parse(raw, str(folder.config_file))
 
 
 def resume(path: str | Path, *, observers: Sequence[Observer] = ()) -> dict[str, Any]:
     """Go on from the last checkpoint of a run; a finished run gives its result."""
-    from polyfed.runs.folder import RunFolder
-
     folder = RunFolder(Path(path))
-    raw = folder.config()
-    raw.pop("versions", None)
-    return run_config(config_room.parse(raw, str(folder.config_file)), out=folder.path, observers=observers)
+    return run_config(config_of(folder), out=folder.path, observers=observers)
 
 
 def _method_entry(method: Any) -> Any:

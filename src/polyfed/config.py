@@ -29,6 +29,11 @@ class DataConfig(_Section):
     limit: int | None = Field(None, ge=1)
     test_limit: int | None = Field(None, ge=1)
 
+    @field_validator("root")
+    @classmethod
+    def _root_from_anywhere(cls, value: str | None) -> str | None:
+        return None if value is None else str(Path(value).expanduser().resolve())
+
 
 class ModelsConfig(_Section):
     """Which client gets which architecture."""
@@ -125,6 +130,12 @@ class Config(_Section):
         if value is not None and (not value or value in {".", ".."} or "/" in value or "\0" in value):
             raise ValueError("the name of a run becomes a folder, so it cannot be empty or hold '/'")
         return value
+
+    @field_validator("imports")
+    @classmethod
+    def _files_from_anywhere(cls, value: list[str]) -> list[str]:
+        """Files are kept with their whole path, so that a run can be resumed from another folder."""
+        return [str(Path(name).expanduser().resolve()) if name.endswith(".py") else name for name in value]
 
     @property
     def per_round(self) -> int:

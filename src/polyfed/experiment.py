@@ -26,7 +26,7 @@ from polyfed.core.server import Server
 from polyfed.data import partition_file
 from polyfed.engines.pool import PoolEngine
 from polyfed.engines.serial import SerialEngine
-from polyfed.errors import InputError, PolyfedError, RunError
+from polyfed.errors import PolyfedError, RunError
 from polyfed.federation import MAKER, Federation, host_of
 from polyfed.results import summary
 from polyfed.runs.checkpoint import Checkpoint, Checkpoints
@@ -320,20 +320,3 @@ def versions() -> dict[str, str]:
         "torch": str(torch.__version__),
         "platform": f"{platform.system()} {platform.machine()}",
     }
-
-
-def open_folder(path: Path, config: Config) -> RunFolder:
-    """The folder for a new run; one that exists must belong to the same config."""
-    folder = RunFolder(path)
-    if folder.exists():
-        from polyfed.config import parse
-
-        before = folder.config()
-        before.pop("versions", None)
-        if parse(before, str(folder.config_file)).hash() != config.hash():
-            raise InputError(
-                f"the run folder {path} exists with another config; choose another name or --out, or remove it"
-            )
-    elif path.exists() and any(path.iterdir()):
-        raise InputError(f"{path} exists and is not a run folder; choose another name or --out")
-    return folder

@@ -26,7 +26,7 @@ from polyfed.core.profile import Layout, Profile, layout
 from polyfed.data import dataset as datasets
 from polyfed.data import partition as partitions
 from polyfed.data.partition_file import Partition
-from polyfed.errors import InputError
+from polyfed.errors import InputError, PolyfedError
 from polyfed.models import ModelSpec, SplitModel, build, group
 from polyfed.runs.store import FolderStore
 from polyfed.training import Samples, TrainSettings
@@ -172,7 +172,11 @@ def from_config(config: Config) -> Federation:
     method = catalogue.make(config.method)
     root = Path(config.data.root).expanduser() if config.data.root else None
     specs = assign_models(config)
-    return from_parts(config, method, specs, datasets.load(config.data.dataset, root=root))
+    if root is not None and datasets.is_cached(root):
+        data = datasets.open_cached(root)  # a dataset that was made from arrays is kept in the cache alone
+    else:
+        data = datasets.load(config.data.dataset, root=root)
+    return from_parts(config, method, specs, data)
 
 
 def from_parts(config: Config, method: Method, specs: tuple[ModelSpec, ...], data: datasets.Dataset) -> Federation:
@@ -234,20 +238,30 @@ def import_all(modules: Sequence[str]) -> None:
     """Import the modules, or files, in which a user registers methods and models."""
     for name in modules:
         try:
-            if not name.endswith(".py"):
+            if name.endswith(".py"):
+                _import_file(Path(name).expanduser().resolve())
+            else:
                 importlib.import_module(name)
-                continue
-            path = Path(name).expanduser().resolve()
-            alias = f"polyfed_import_{path.stem}"
-            if alias in sys.modules:
-                continue
-            spec = importlib.util.spec_from_file_location(alias, path)
-            if spec is None or spec.loader is None or not path.exists():
-                raise InputError(f"imports: there is no file {name}")
-            sys.modules[alias] = module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-        except ImportError as error:
-            raise InputError(f"imports: '{name}' cannot be imported: {error}") from None
+        except PolyfedError:
+            raise
+        except Exception as error:  # whatever a user's file does
+            raise InputError(f"imports: '{name}' cannot be imported: {type(error).__name__}: {error}") from None
+
+
+def _import_file(path: Path) -> None:
+    alias = f"polyfed_import_{path.stem}"
+    running = getattr(sys.modules.get("__main__"), "__file__", None)
+    if alias in sys.modules or (running is not None and Path(running).resolve() == path):
+        return  # it is here already; running the main script once more would start another run
+    spec = importlib.util.spec_from_file_location(alias, path)
+    if spec is None or spec.loader is None or not path.exists():
+        raise InputError(f"imports: there is no file {path}")
+    sys.modules[alias] = module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[alias]
+        raise
 
 
 def host_from_description(description: Mapping[str, Any]) -> Host:

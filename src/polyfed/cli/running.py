@@ -60,7 +60,7 @@ def _go(config: Config, folder: Path, json: bool, quiet: bool) -> None:
     from polyfed import api
     from polyfed.runs.folder import RunFolder
 
-    result = api.finished(config, folder)
+    result = api.open_folder(folder, config).result()
     if result is not None:
         say(f"{folder} is finished: nothing to do")
     else:

@@ -31,6 +31,7 @@ __all__ = [
     "from_arrays",
     "from_huggingface",
     "from_torch",
+    "is_cached",
     "load",
     "open_cached",
 ]
@@ -67,6 +68,11 @@ def load(name: str, *, root: Path | None = None, cache: Path | None = None) -> D
     place = locate(find(name), None if root is None else Path(root))
     folder = cache_room.folder_for(name, place.digest(), cache)
     return open_cached(cache_room.ensure(folder, name, place.decode))
+
+
+def is_cached(folder: Path) -> bool:
+    """Whether a folder is a dataset in the cache, whole."""
+    return cache_room.read_meta(folder) is not None
 
 
 def open_cached(folder: Path) -> Dataset:

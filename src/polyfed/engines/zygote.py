@@ -54,12 +54,10 @@ class Zygote:
         return self._process.poll() is None
 
     def close(self) -> None:
+        """It keeps nothing that could be lost, so it is not waited for."""
         self._control.close()
-        try:
-            self._process.wait(5)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._process.kill()
+        self._process.wait()
 
 
 _spare: list[Zygote] = []

@@ -75,8 +75,9 @@ class FedGen(Method):
             heads.append(got.weights("head"))
             shares.append(got.number("samples") if self.weights == "samples" else 1.0)
             mean.add(heads[-1], shares[-1])
-            told = {name: value for field, value in got.items() if field == "labels"}  # once from every client
-            server.state["labels"] = {**server.memory.weights("labels"), **told}
+            told = dict(got).get("labels")  # once from every client
+            if told is not None:
+                server.state["labels"] = {**server.memory.weights("labels"), name: told}
         server.state["head"] = mean.result(server.memory.weights("head"))  # h <- sum_k p_k h_k
         labels = self.pooled(server, cohort)
         if sum(shares) > 0 and labels.any() and not self.untrained_generator:
@@ -92,9 +93,7 @@ class FedGen(Method):
     )
     def train(self, client: Client, msg: Payload) -> Reply:
         client.load(msg.weights("head"), into=client.model.head)
-        generator = self.generator(client.seed, client.classes, client.profile.features)
-        copy_into(generator, msg.weights("generator"))
-        generator.eval().requires_grad_(False)
+        generator = self.received(client, msg)
         labels, draw = msg.tensor("labels"), client.stream("generated")
 
         def loss(x: Tensor, y: Tensor) -> Tensor | tuple[Tensor, Tensor]:
@@ -110,6 +109,12 @@ class FedGen(Method):
             return reply
         client.state["counted"] = True
         return {**reply, "labels": torch.bincount(client.train.labels, minlength=client.classes).int()}
+
+    def received(self, client: Client, msg: Payload) -> FeatureGenerator:
+        """The server's generator as a teacher: frozen, in evaluation mode (R4)."""
+        generator = self.generator(client.seed, client.classes, client.profile.features)
+        copy_into(generator, msg.weights("generator"))
+        return generator.eval().requires_grad_(False)
 
     def pooled(self, server: Server, cohort: Cohort) -> Tensor:
         """Samples per class over the clients that have told theirs: of all rounds, or those of this round alone."""

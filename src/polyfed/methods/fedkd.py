@@ -57,19 +57,21 @@ class FedKD(Method):
     clip_norm: float | None = 10.0  # largest gradient norm of mentor, mentee and M, each; none: train.clip_norm
     weights: Literal["uniform", "samples"] = "uniform"  # how clients count in the mean
     auxiliary: str | None = None  # architecture of the mentee; none: that of the smallest client model
-    gradient_through_scale: bool = False  # as released: losses also grow by lowering the loss that divides others
+    gradient_through_scale: bool = False  # as released: distillation is also lowered by raising the losses in s
     kl_reduction: Literal["batchmean", "mean"] = "batchmean"  # mean: the divided divergence of a popular library
 
     needs = Needs()
     sends = Sends(
         up="compressed updates of the shared small model, and the number of samples",
-        down="compressed updates of the shared small model, or all of it to those who were away, and its architecture",
+        down="compressed updates of the shared small model, or all of it after an absence, and its architecture",
     )
 
     def __post_init__(self) -> None:
         for name in ("energy_start", "energy_end"):
             if not 0 < getattr(self, name) <= 1:
                 raise InputError(f"method.{name} is {getattr(self, name)}; a share above 0 up to 1 is needed")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise InputError(f"method.clip_norm is {self.clip_norm}; a number above 0, or none, is needed")
 
     def init(self, server: Server) -> None:
         server.state["mentee"] = weights_of(server.build(self.auxiliary or server.smallest.spec))

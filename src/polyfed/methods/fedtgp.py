@@ -78,7 +78,7 @@ class FedTGP(Method):
         return client.class_means(client.model.features, width, min_count=self.min_class_count)
 
     def train_prototypes(self, server: Server, tables: Sequence[ClassTable]) -> None:
-        """min over T of -log softmax_j(-|v - T_j| - delta [j = c])_c over the reported pairs (v, c)."""
+        """E_s epochs of the margin loss over the reported pairs (v, c)."""
         if not any(len(table) for table in tables):
             return
         prototypes = trainable(server)
@@ -86,7 +86,7 @@ class FedTGP(Method):
         delta = self.margin_between(mean_over_clients(tables, width=server.features).values)  # of the means Q_c
 
         def loss(v: Tensor, c: Tensor) -> Tensor:
-            return F.cross_entropy(-distances(v, prototypes()) - delta * F.one_hot(c, server.classes), c)
+            return margin_loss(v, c, prototypes(), delta)
 
         settings = TrainSettings(epochs=self.server_epochs, batch_size=self.server_batch, lr=self.server_lr)
         fit_rows([prototypes], loss, tables, settings, server.stream("prototypes"))
@@ -128,6 +128,11 @@ class TrainablePrototypes(nn.Module):
 def trainable(server: Server) -> TrainablePrototypes:
     with rng.seeded(server.seed, "prototypes"):
         return TrainablePrototypes(server.classes, server.features)
+
+
+def margin_loss(v: Tensor, c: Tensor, prototypes: Tensor, delta: float) -> Tensor:
+    """-log softmax_j(-|v - T_j| - delta [j = c])_c: the true prototype must be nearer than the others by delta."""
+    return F.cross_entropy(-distances(v, prototypes) - delta * F.one_hot(c, len(prototypes)), c)
 
 
 def distances(a: Tensor, b: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Gaussian:
-    """One class at one party, or over all of them. The covariance is (d, d), or (d,) where only the diagonal is kept."""
+    """One class, at one party or over all; the covariance is (d, d), or (d,) where only its diagonal is kept."""
 
     count: int
     mean: Tensor
@@ -19,7 +19,7 @@ class Gaussian:
 
 
 def describe(vectors: Tensor, *, diagonal: bool = False, biased: bool = False) -> Gaussian:
-    """Count, mean and covariance of vectors (n, d); divisor n - 1, and 0 for a single vector. `biased` divides by n."""
+    """Count, mean and covariance of vectors (n, d): divisor n - 1, or n where `biased`; 0 for a single vector."""
     count, values = len(vectors), vectors.double()
     mean = values.mean(0)
     centred = values - mean

@@ -1,0 +1,78 @@
+"""FedKTL-lite: FedKTL for those who have no pretrained image generator.
+
+Zhang, Liu, Hua, Cao; CVPR 2024, with a stand-in for the generator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+from polyfed.core import Needs, Sends, Server, register, rng
+from polyfed.core.method import reject_zero
+from polyfed.errors import InputError
+from polyfed.methods.fedktl import FedKTL
+from polyfed.models.generators import RandomConvGenerator, TextureGenerator, load_generator
+
+STAND_INS = {
+    "random": "an untrained network; no pretrained generator, not comparable with published FedKTL numbers",
+    "texture": "textures drawn by a formula; no pretrained generator, not comparable with published FedKTL numbers",
+    "trained": "a generator of the user's; not comparable with published FedKTL numbers",
+}
+
+
+@register("fedktl-lite")
+@dataclass(frozen=True)
+class FedKTLLite(FedKTL):
+    """FedKTL-lite: FedKTL with a stand-in for its pretrained generator; not comparable with published numbers.
+
+    Neither an untrained network nor a formula for textures knows anything that clients could learn: with them the
+    method shows what its simplex and its margin do, and what the regression to latents costs. Every run records
+    `faithful: false` and what stood in. `generator: trained` takes a generator of your own, without a certificate.
+    """
+
+    source: str = ""  # for `trained`: Python file whose build() makes the generator
+    checkpoint: str = ""  # for `trained`: the generator's weights, a safetensors file
+    sha256: str = ""  # for `trained`: checksum of the checkpoint; checked where given
+    pretraining: str = ""  # for `trained`: what the generator was trained on, data that no client holds
+    latent_width: int = 64  # H, numbers in a latent
+    guidance: float = 50.0  # mu, weight of the regression from images to their latents
+    alignment: float = 1.0  # lambda, pull to the class centroids at the server
+    margin: float = 0.5  # m, added to the angle to the right class
+    scale: float = 64.0  # s, of the cosines
+    server_lr: float = 0.01  # of Adam at the server
+    server_epochs: int = 100  # E_s, passes of the server over what was uploaded
+    server_batch_size: int = 100  # uploaded vectors a step
+    clip_norm: float = 100.0  # largest gradient, at clients and at the server
+    persist_projection: bool = False  # clients go on with their trained projection, not from the server's copy
+    min_class_count: int = 1  # classes with fewer samples are not sent
+    allow_degenerate: bool = False  # accept guidance 0, which trains alone against the simplex
+    generator: Literal["random", "texture", "trained"] = "random"  # what stands in for the pretrained generator
+
+    needs = Needs(same_features=True, same_classes=True)
+    sends = Sends(
+        up="mean direction per class on a sphere, with counts, and the size of images",
+        down="a generated image and its latent per class, and once the simplex and a projection",
+    )
+
+    def __post_init__(self) -> None:
+        reject_zero(self, "guidance")
+        for field in ("source", "checkpoint", "pretraining"):
+            if self.generator == "trained" and not getattr(self, field):
+                raise InputError(f"method.{field} is empty, but method.generator is 'trained', which needs it")
+
+    def card(self) -> dict[str, str | bool]:
+        stand_in = f"{self.generator}: {STAND_INS[self.generator]}"
+        known = {"sha256": self.sha256, "pretraining": self.pretraining} if self.generator == "trained" else {}
+        return {"faithful": False, "substitution": stand_in, **known}
+
+    def make_generator(self, server: Server) -> nn.Module:
+        with rng.seeded(server.seed, "generator"):
+            if self.generator == "trained":
+                return load_generator(
+                    self.source, self.checkpoint, latent_width=self.latent_width, sha256=self.sha256
+                )
+            kind = RandomConvGenerator if self.generator == "random" else TextureGenerator
+            return kind(self.latent_width).eval().requires_grad_(False)
