@@ -19,10 +19,10 @@ $(VENV)/.developer: $(VENV)/.installed
 	@touch $@
 
 run: setup
-	$(BIN)/polyfed sweep quickstart method=local,lg-fedavg,feddistill,fedproto --out runs/quickstart --no-table
-	$(BIN)/polyfed run quickstart method=fedavg 'models.group=[tiny-cnn]' --out runs/quickstart/fedavg --no-table
+	@$(BIN)/polyfed run quickstart method=fedavg 'models.group=[tiny-cnn]' --out runs/quickstart/fedavg > /dev/null
+	@$(BIN)/polyfed sweep quickstart method=local,lg-fedavg,feddistill,fedproto --out runs/quickstart > /dev/null
 	@$(BIN)/polyfed compare runs/quickstart
-	@echo "The run folders are in runs/quickstart."
+	@echo "Run folders: runs/quickstart. Look into one with: $(BIN)/polyfed inspect runs/quickstart/fedavg"
 
 lint: $(VENV)/.developer
 	$(BIN)/ruff check .

@@ -22,6 +22,7 @@ from polyfed.core.codec import decode, encode
 from polyfed.core.cohort import Cohort
 from polyfed.core.door import Door, TooFewRepliesError
 from polyfed.core.engine import Engine
+from polyfed.core.method import Method
 from polyfed.core.server import Server
 from polyfed.data import partition_file
 from polyfed.engines.pool import PoolEngine
@@ -168,23 +169,27 @@ class Experiment:
         method = self.federation.method
         everyone = self.federation.names
         measured: set[str] = set()
+        under_way = []
         started = time.perf_counter()
 
         def measure(names: tuple[str, ...]) -> None:
-            chosen = tuple(name for name in names if name in wanted)
-            measured.update(chosen)
+            chosen = tuple(name for name in names if name in wanted and name not in measured)
             if chosen:
-                self._measured.update(door.measure(everyone, chosen, method.publish(server)))
+                measured.update(chosen)
+                under_way.append(door.measure_meanwhile(everyone, chosen, method.publish(server)))
 
         method.round(server, Cohort(door, self._selected(number), measure))
         if last:
+            if type(method).finish is not Method.finish:
+                measured.clear()  # what counts in the last round is what the finish leaves
             method.finish(server, Cohort(door, everyone, measure))
-        rest = tuple(name for name in wanted if name not in measured)
-        if rest:
-            measure(rest)
+        measure(wanted)
+        door.settle()
+        for each in under_way:
+            self._measured.update(each.result())
         seconds = time.perf_counter() - started
         for event in server.events:
-            self.folder.event("method", **{**event, "kind": event["event"], "event": None})
+            self.folder.event("method", **{**event, "kind": event["event"]})
         return self._record(number, door, seconds)
 
     def _record(self, number: int, door: Door, seconds: float) -> dict[str, Any]:
@@ -213,7 +218,7 @@ class Experiment:
                 "total": seconds,
                 "train": meter.waited,
                 "evaluate": meter.evaluated,
-                "server": max(0.0, seconds - meter.waited - meter.evaluated),
+                "server": max(0.0, seconds - meter.waited - meter.blocked),
                 "clients": meter.client_seconds,
             },
             "failures": [{k: f[k] for k in ("round", "client", "steps", "kind", "message")} for f in meter.failures],
@@ -300,11 +305,10 @@ def make_engine(federation: Federation, store: Path, scratch: Path) -> Engine:
     wanted = federation.config.engine
     if wanted.name == "serial":
         return SerialEngine(host_of(federation, store))
-    gpus = torch.cuda.device_count()
-    workers = wanted.workers if isinstance(wanted.workers, int) else gpus or available_cores()
+    workers = wanted.workers if isinstance(wanted.workers, int) else available_cores()
     workers = min(workers, max(1, federation.config.per_round))
     description = {**federation.describe(scratch), "store": str(store)}
-    return PoolEngine(MAKER, description, workers, gpus=gpus, timeout=wanted.timeout)
+    return PoolEngine(MAKER, description, workers, timeout=wanted.timeout)
 
 
 def available_cores() -> int:

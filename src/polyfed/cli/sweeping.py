@@ -91,8 +91,6 @@ def share_out(cells: list[Cell], jobs: int | None, cores: int | None = None) -> 
         return cells, jobs or min(cores, len(cells))
     if engine.workers != "auto":
         return cells, jobs or max(1, min(cores // engine.workers, len(cells)))
-    if any(Path("/dev").glob("nvidia[0-9]*")):
-        return cells, jobs or 1  # a pool has a worker per GPU
     count = min(jobs or cores, len(cells))
     workers = max(1, cores // count)
     settings: dict[str, Any] = {"name": "serial"} if workers == 1 else {"workers": workers}

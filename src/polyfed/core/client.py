@@ -73,6 +73,8 @@ class Client:
         **settings: object,
     ) -> Fit:
         """Train on this client's data; without a loss, by cross-entropy. Keywords override `train` of the config."""
+        if "epochs" in settings:
+            settings.setdefault("steps", None)  # a method that says epochs means epochs
         done = fit(
             [self.model] if modules is None else modules,
             loss or self.cross_entropy,

@@ -80,6 +80,19 @@ class Announced:
             fields[field_of(path)] = fields.get(field_of(path), 0) + math.prod(item.shape) * TYPES[item.dtype]
         return fields
 
+    def shapes(self) -> dict[str, str]:
+        """What each field looks like, in words: '3 rows of 64', '128 x 10', '4 tensors', 'a number'."""
+        words: dict[str, str] = {}
+        for name in self.sizes():
+            inside = [path for path in self.tensors if path.startswith(name + "/")]
+            if name in self.tables:
+                words[name] = f"{len(self.tables[name][0])} rows of {self.tensors[name + '#values'].shape[-1]}"
+            elif name in self.tensors:
+                words[name] = " x ".join(map(str, self.tensors[name].shape)) or "one number"
+            else:
+                words[name] = f"{len(inside)} tensors" if inside else "a scalar"
+        return words
+
 
 def field_of(path: str) -> str:
     """The top-level field a path belongs to."""

@@ -62,7 +62,8 @@ class Cohort:
     def measure(self, *measures: str) -> None:
         """Evaluate here rather than at the end of the round, where this round is evaluated at all.
 
-        For methods whose 'personal' and 'global' accuracies belong to different moments of a round.
+        For methods whose 'personal' and 'global' accuracies belong to different moments of a round, and for those
+        that train on the server: what follows here runs while the clients are evaluated.
         """
         self._measure(measures)
 

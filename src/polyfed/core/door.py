@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from polyfed.core.codec import announce, decode, encode
@@ -49,6 +50,7 @@ class Meter:
     client_seconds: float = 0.0  # sum over clients of the time their steps took
     waited: float = 0.0  # time the server waited for calls
     evaluated: float = 0.0
+    blocked: float = 0.0  # time the server waited for evaluations
 
     def task_loss(self) -> float | None:
         """The task's own training loss, weighted by samples."""
@@ -85,6 +87,8 @@ class Door:
         self._limit = message_limit
         self._calls_of_step: dict[str, int] = {}
         self._evaluations = 0
+        self._beside = ThreadPoolExecutor(1, "measuring")
+        self._measuring: Future[dict[str, dict[str, tuple[int, int]]]] | None = None
 
     def begin_round(self, number: int) -> None:
         """Start counting anew. States that only earlier rounds needed may go from now on."""
@@ -103,6 +107,7 @@ class Door:
 
     def ask(self, steps: tuple[str, ...], clients: Sequence[str], out: Outgoing) -> Iterator[tuple[str, Payload]]:
         """Run steps on clients and yield their replies in client order, leaving failures out."""
+        self.settle()
         messages = combined(self.method, steps)
         stray = sorted(out.each.keys() - set(clients))
         if stray:
@@ -155,13 +160,14 @@ class Door:
         failure = answer.failure
         reply: Payload | None = None
         sizes: dict[str, int] = {}
+        shapes: dict[str, str] = {}
         if failure is None:
             try:
                 seen = announce(answer.frame, limit=self._limit)
                 check_announced(seen, messages.up, self.method, self._profiles[answer.client])
                 reply = decode(answer.frame, seen)
                 check_finite(reply)
-                sizes = seen.sizes()
+                sizes, shapes = seen.sizes(), seen.shapes()
             except PayloadError as error:
                 failure, reply = Failure("refused", str(error)), None
         if failure is not None or reply is None:
@@ -170,13 +176,41 @@ class Door:
         for name, size in sizes.items():
             self.meter.up[name] = self.meter.up.get(name, 0) + size
         self.meter.overhead_up += len(answer.frame) - sum(sizes.values())
-        self.meter.left.append({"client": answer.client, "step": "+".join(call.steps), "fields": sizes})
+        self.meter.left.append(
+            {"client": answer.client, "step": "+".join(call.steps), "fields": sizes, "shapes": shapes}
+        )
         self.meter.trained.extend(answer.trained)
         self.ledger.versions[answer.client] = call.number
         self.ledger.digests[answer.client] = answer.digest
         return reply
 
     # measuring
+
+    def measure_meanwhile(
+        self, clients: Sequence[str], measures: tuple[str, ...], published: Outgoing
+    ) -> Future[dict[str, dict[str, tuple[int, int]]]]:
+        """Start a measurement and return at once, where the engine can run it while the server goes on.
+
+        The next call, or `settle`, waits for its end: clients do one thing at a time.
+        """
+        self.settle()
+        frozen = Outgoing(decode(encode(published.shared).data), published.each)  # the server may go on to change it
+        if self._engine.concurrent:
+            self._measuring = self._beside.submit(self.measure, clients, measures, frozen)
+            return self._measuring
+        started = time.perf_counter()
+        done: Future[dict[str, dict[str, tuple[int, int]]]] = Future()
+        done.set_result(self.measure(clients, measures, published))
+        self.meter.blocked += time.perf_counter() - started
+        return done
+
+    def settle(self) -> None:
+        """Wait for a measurement that is under way."""
+        if self._measuring is not None:
+            started = time.perf_counter()
+            waiting, self._measuring = self._measuring, None
+            waiting.result()
+            self.meter.blocked += time.perf_counter() - started
 
     def measure(
         self, clients: Sequence[str], measures: tuple[str, ...], published: Outgoing

@@ -71,6 +71,11 @@ class Answer:
 class Engine(Protocol):
     """Runs calls. Everything else (what is in them, what they cost, what to do about failures) is the door's."""
 
+    @property
+    def concurrent(self) -> bool:
+        """Whether a call runs outside of this process, so that this process can do something else meanwhile."""
+        ...
+
     def call(self, call: Call, shared: bytes, tasks: Sequence[Task]) -> Iterator[Answer]:
         """Answers in the order of `tasks`, one at a time."""
         ...

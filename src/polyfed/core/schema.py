@@ -128,9 +128,10 @@ class Weights(Field):
 
 @dataclass(frozen=True)
 class Scalar(Field):
-    """One JSON scalar of a kind; numbers must be finite."""
+    """One JSON scalar of a kind; numbers must be finite, and not below `least`."""
 
     kind: Literal["number", "text", "flag"] = "number"
+    least: float | None = None
 
     def check(self, name: str, seen: Announced, site: _Site) -> None:
         value = seen.scalars.get(name)
@@ -140,6 +141,8 @@ class Scalar(Field):
             raise PayloadError(f"field '{name}' is {value!r}, expected a {self.kind}")
         if isinstance(value, int | float) and not abs(value) <= LARGEST:  # written so that NaN fails as well
             raise PayloadError(f"field '{name}' is not a finite number of at most {LARGEST:g}")
+        if self.least is not None and isinstance(value, int | float) and value < self.least:
+            raise PayloadError(f"field '{name}' is {value:g}, expected at least {self.least:g}")
 
 
 @dataclass(frozen=True)

@@ -58,11 +58,15 @@ class ClassTable:
         at = (self.classes == label).nonzero()
         return self.values[int(at[0])] if len(at) else None
 
-    def count(self, label: int) -> int:
-        """How many samples stand behind a class; 0 where it has no row."""
+    def counted(self) -> Tensor:
+        """The counts of a table that must have them."""
         if self.counts is None:
             raise PayloadError("this class table carries no counts")
-        return int(self.counts[self.classes == label].sum())
+        return self.counts
+
+    def count(self, label: int) -> int:
+        """How many samples stand behind a class; 0 where it has no row."""
+        return int(self.counted()[self.classes == label].sum())
 
     def dense(self, num_classes: int) -> tuple[Tensor, Tensor]:
         """(num_classes, width) values with zeros where there is no row, and the mask of rows that exist.
@@ -93,21 +97,20 @@ class ClassTable:
 def mean_over_clients(tables: Iterable[ClassTable], *, width: int, by_count: bool = False) -> ClassTable:
     """Per class, the mean of the rows of the clients that have one: plain, or weighted by their counts.
 
-    Rows are added in the order given, in double precision, so that the result depends on that order only
-    through the clients' own order.
+    Rows are added one after the other in the order of the tables, in double precision.
     """
-    total: dict[int, Tensor] = {}
-    weight: dict[int, float] = {}
-    dtype = torch.float32
-    for table in tables:
-        dtype = table.values.dtype
-        for i, label in enumerate(table.classes.tolist()):
-            w = float(table.counts[i]) if by_count and table.counts is not None else 1.0
-            row = table.values[i].double() * w
-            total[label] = total[label] + row if label in total else row
-            weight[label] = weight.get(label, 0.0) + w
-    means = {label: (total[label] / weight[label]).to(dtype) for label in total if weight[label] > 0}
-    return ClassTable.of(means, width)
+    given = [table for table in tables if len(table)]
+    if not given:
+        return ClassTable.empty(width).without_counts()
+    values = torch.cat([table.values for table in given])
+    weight = torch.ones(len(values), dtype=torch.float64)
+    if by_count:
+        weight = torch.cat([table.counted().double() for table in given])
+    classes, at = torch.unique(torch.cat([table.classes for table in given]), return_inverse=True)
+    total = torch.zeros(len(classes), width, dtype=torch.float64).index_add_(0, at, values.double() * weight[:, None])
+    weights = torch.zeros(len(classes), dtype=torch.float64).index_add_(0, at, weight)
+    some = weights > 0
+    return ClassTable(classes[some], (total[some] / weights[some, None]).to(values.dtype))
 
 
 class ClassMeans:

@@ -39,11 +39,12 @@ class _Worker:
 class PoolEngine:
     """Runs tasks on worker processes."""
 
+    concurrent = True
+
     def __init__(
-        self, maker: str, description: Mapping[str, Any], workers: int, *, gpus: int = 0, timeout: float | None = None
+        self, maker: str, description: Mapping[str, Any], workers: int, *, timeout: float | None = None
     ) -> None:
         self._first = {"maker": maker, "description": description}
-        self._gpus = gpus
         self._timeout = timeout
         self._zygote = zygote.take()
         self._home: dict[str, int] = {}
@@ -81,7 +82,7 @@ class PoolEngine:
             self._zygote = zygote.Zygote()
         pid, connection = self._zygote.fork()
         worker = _Worker(index, pid, connection)
-        wire.send(connection, {**self._first, "gpu": index % self._gpus if self._gpus else None})
+        wire.send(connection, self._first)
         return worker
 
     def replace(self, worker: _Worker) -> _Worker:

@@ -11,6 +11,8 @@ from polyfed.core.host import Host
 class SerialEngine:
     """Runs tasks in order, through the same bytes as every other engine."""
 
+    concurrent = False
+
     def __init__(self, host: Host) -> None:
         self._host = host
 

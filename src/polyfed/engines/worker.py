@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import resource
 import sys
 from collections.abc import Callable, Mapping
@@ -30,8 +29,6 @@ def serve(connection: Connection) -> None:
     shared = b""
     try:
         head, _ = wire.receive(connection)
-        if head.get("gpu") is not None:
-            os.environ["CUDA_VISIBLE_DEVICES"] = str(head["gpu"])
         try:
             host = make_host(head["maker"], head["description"])
         except Exception as error:

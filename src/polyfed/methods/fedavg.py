@@ -51,7 +51,7 @@ class FedAvg(Method):
             mean.add(got.weights("model"), got.number("samples") if self.weights == "samples" else 1.0)
         server.state["model"] = mean.result(server.memory.weights("model"))  # theta <- sum_k p_k theta_k
 
-    @step(down={"model": Weights()}, up={"model": Weights(), "samples": Scalar()})
+    @step(down={"model": Weights()}, up={"model": Weights(), "samples": Scalar(least=0)})
     def train(self, client: Client, msg: Payload) -> Reply:
         self.adopt(client, msg)
         client.fit()

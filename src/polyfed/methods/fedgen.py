@@ -34,13 +34,13 @@ class FedGen(Method):
     popular library never keeps the generator that it trained, so that its clients learn from an untrained one for
     ever (`untrained_generator: true` does that), makes a new optimiser every round and leaves the generator in
     training mode at clients. Here it is kept with its Adam, and frozen in evaluation mode at clients. A client sends
-    its exact label counts once, a privacy cost; the server tells all the pooled counts, by which labels are drawn.
+    its exact label counts once, a privacy cost; the server tells all the pooled shares, by which labels are drawn.
     Nothing is generated in round 1, when no counts are known.
     """
 
     guidance: float = 1.0  # gamma, weight of the loss on generated features
     weights: Literal["samples", "uniform"] = "samples"  # p_k, how clients count in the head and for the generator
-    labels_of: Literal["everyone", "participants"] = "everyone"  # whose counts generated labels follow
+    labels_of: Literal["everyone", "participants"] = "everyone"  # whose classes generated labels follow
     noise: int = 32  # numbers of noise that go into a generated feature, uniform in [0, 1)
     hidden: int = 512  # width of the generator's hidden layer
     generator_lr: float = 0.005  # learning rate of the generator's Adam; a popular library tuned it to 0.1
@@ -52,7 +52,7 @@ class FedGen(Method):
     needs = Needs(same_head=True, same_features=True)
     sends = Sends(
         up="weights of the head, the number of samples, and once the number of samples per class",
-        down="weights of the head and of a feature generator, and the pooled number of samples per class",
+        down="weights of the head and of a feature generator, and the pooled share of every class",
     )
 
     def __post_init__(self) -> None:
@@ -70,21 +70,21 @@ class FedGen(Method):
 
     def round(self, server: Server, cohort: Cohort) -> None:
         sent = {name: server.state[name] for name in ("head", "generator")}
-        mean, heads, shares = WeightedMean(), [], []
-        for name, got in cohort.stream(self.train, shared={**sent, "labels": self.pooled(server, cohort)}):
+        mean, heads, samples = WeightedMean(), [], []
+        for name, got in cohort.stream(self.train, shared={**sent, "shares": self.pooled(server, cohort)}):
             heads.append(got.weights("head"))
-            shares.append(got.number("samples") if self.weights == "samples" else 1.0)
-            mean.add(heads[-1], shares[-1])
+            samples.append(got.number("samples") if self.weights == "samples" else 1.0)
+            mean.add(heads[-1], samples[-1])
             told = dict(got).get("labels")  # once from every client
             if told is not None:
                 server.state["labels"] = {**server.memory.weights("labels"), name: told}
         server.state["head"] = mean.result(server.memory.weights("head"))  # h <- sum_k p_k h_k
-        labels = self.pooled(server, cohort)
-        if sum(shares) > 0 and labels.any() and not self.untrained_generator:
-            self.train_generator(server, heads, torch.tensor(shares) / sum(shares), labels)
+        shares = self.pooled(server, cohort)
+        if sum(samples) > 0 and shares.any() and not self.untrained_generator:
+            self.train_generator(server, heads, torch.tensor(samples) / sum(samples), shares)
 
     @step(
-        down={"head": Weights("head"), "generator": Tree(), "labels": Tensors(("classes",), torch.int32)},
+        down={"head": Weights("head"), "generator": Tree(), "shares": Tensors(("classes",))},
         up={
             "head": Weights("head"),
             "samples": Scalar(),
@@ -94,13 +94,13 @@ class FedGen(Method):
     def train(self, client: Client, msg: Payload) -> Reply:
         client.load(msg.weights("head"), into=client.model.head)
         generator = self.received(client, msg)
-        labels, draw = msg.tensor("labels"), client.stream("generated")
+        shares, draw = msg.tensor("shares"), client.stream("generated")
 
         def loss(x: Tensor, y: Tensor) -> Tensor | tuple[Tensor, Tensor]:
             task = client.cross_entropy(x, y)
-            if not labels.any():
+            if not shares.any():
                 return task
-            wanted, f = generator.draw(labels, client.settings.batch_size, draw)  # y~, G(y~, eps)
+            wanted, f = generator.draw(shares, client.settings.batch_size, draw)  # y~, G(y~, eps)
             return task, self.guidance * F.cross_entropy(client.model.head(f), wanted)
 
         client.fit(loss)
@@ -117,13 +117,14 @@ class FedGen(Method):
         return generator.eval().requires_grad_(False)
 
     def pooled(self, server: Server, cohort: Cohort) -> Tensor:
-        """Samples per class over the clients that have told theirs: of all rounds, or those of this round alone."""
+        """Share of every class among the samples of clients that have told theirs; all 0 as long as none has."""
         told = server.memory.weights("labels")
         chosen = [told[name] for name in (cohort.ids if self.labels_of == "participants" else told) if name in told]
-        return sum(chosen, torch.zeros(server.classes, dtype=torch.int32))
+        counts = sum((t.double().clamp(min=0) for t in chosen), torch.zeros(server.classes, dtype=torch.float64))
+        return (counts / counts.sum().clamp(min=1)).float()
 
-    def train_generator(self, server: Server, heads: Sequence[dict[str, Tensor]], p: Tensor, labels: Tensor) -> None:
-        """min over G of CE(sum_k p_k h_k(G(y, eps)), y), with y drawn by the pooled counts."""
+    def train_generator(self, server: Server, heads: Sequence[dict[str, Tensor]], p: Tensor, shares: Tensor) -> None:
+        """min over G of CE(sum_k p_k h_k(G(y, eps)), y), with y drawn by the shares of classes."""
         generator = self.generator(server.seed, server.classes, server.features)
         copy_into(generator, server.memory.weights("generator"))
         optimizer = make_optimizer(generator.parameters(), TrainSettings(optimizer="adam", lr=self.generator_lr))
@@ -131,7 +132,7 @@ class FedGen(Method):
         head, draw = server.build(server.roster[0].spec).head.eval(), server.stream("generator")
         stacked = {name: torch.stack([h[name] for h in heads]) for name in heads[0]}
         for _ in range(self.generator_steps):
-            y, f = generator.draw(labels, self.generator_batch, draw)
+            y, f = generator.draw(shares, self.generator_batch, draw)
             z = vmap(lambda h, f=f: functional_call(head, h, (f,)))(stacked)  # of every h_k
             optimizer.zero_grad(set_to_none=True)
             F.cross_entropy(torch.einsum("k,kbc->bc", p, z), y).backward()  # type: ignore[no-untyped-call]
@@ -153,9 +154,9 @@ class FeatureGenerator(nn.Module):
             nn.Linear(classes + noise, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, features)
         )
 
-    def draw(self, counts: Tensor, number: int, stream: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Labels that follow the counts, and a feature for each."""
-        labels = torch.multinomial(counts.double(), number, replacement=True, generator=stream)
+    def draw(self, shares: Tensor, number: int, stream: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Labels that follow the shares of classes, and a feature for each."""
+        labels = torch.multinomial(shares, number, replacement=True, generator=stream)
         noise = torch.rand(number, self.noise, generator=stream)
-        features: Tensor = self.layers(torch.cat([F.one_hot(labels, len(counts)).float(), noise], 1))
+        features: Tensor = self.layers(torch.cat([F.one_hot(labels, len(shares)).float(), noise], 1))
         return labels, features

@@ -34,10 +34,11 @@ from polyfed.core import (
 from polyfed.core.client import copy_into, weights_of
 from polyfed.core.method import reject_zero
 from polyfed.core.profile import Profile
+from polyfed.core.rows import fit_rows
 from polyfed.core.tables import class_means
 from polyfed.errors import InputError, PayloadError
 from polyfed.models.generators import draw_latents, load_generator, resized
-from polyfed.training.minibatches import minibatches
+from polyfed.training import TrainSettings
 from polyfed.training.simplex import arcface, mmd, simplex_etf
 
 IMAGE = ("channels", "height", "width")
@@ -71,7 +72,7 @@ class FedKTL(Method):
     scale: float = 64.0  # s, of the cosines
     server_lr: float = 0.01  # of Adam at the server
     server_epochs: int = 100  # E_s, passes of the server over what was uploaded
-    server_batch_size: int = 100  # uploaded vectors a step
+    server_batch: int = 100  # uploaded vectors in a step of the server
     clip_norm: float = 100.0  # largest gradient, at clients and at the server
     persist_projection: bool = False  # clients go on with their trained projection, not from the server's copy
     min_class_count: int = 1  # classes with fewer samples are not sent
@@ -141,9 +142,9 @@ class FedKTL(Method):
         up={"directions": Table("classes", counts=True), **{side: Scalar() for side in IMAGE}},
     )
     def train(self, client: Client, msg: Payload) -> Reply:
-        client.state |= {name: msg[name] for name in ("simplex", "projection") if name in msg}
+        client.state |= {name: value for name, value in msg.items() if name in ("simplex", "projection")}
         simplex = client.memory.tensor("simplex")
-        projection = nn.utils.skip_init(nn.Linear, client.profile.features, self.latent_width)
+        projection = nn.Linear(client.profile.features, self.latent_width)
         copy_into(projection, client.memory.weights("projection"))
         pairs = self.received(client, msg)
 
@@ -169,47 +170,43 @@ class FedKTL(Method):
 
     def received(self, client: Client, msg: Payload) -> Iterator[tuple[Tensor, Tensor]] | None:
         """Batches of the received pairs, again and again; None before there are any."""
-        if "images" not in msg:
+        latents, own = msg.table("latents").values, client.train.images.shape[1:]
+        if not len(latents):
             return None
-        images, latents, own = msg.tensor("images"), msg.table("latents").values, client.train.images.shape[1:]
+        images = msg.tensor("images")
         if images.shape != (len(latents), *own):
             raise PayloadError(f"field 'images' has shape {tuple(images.shape)}, expected {(len(latents), *own)}")
 
         def batches() -> Iterator[tuple[Tensor, Tensor]]:
             stream = client.stream("pairs")
             while True:
-                for at in minibatches(len(latents), client.settings.batch_size, stream):
+                for at in torch.split(torch.randperm(len(latents), generator=stream), client.settings.batch_size):
                     yield images[at], latents[at]
 
         return batches()
 
     def align(self, server: Server, generator: nn.Module, uploads: Sequence[ClassTable]) -> None:
-        """Train the transformer F so that F(q) looks like latents and gathers by class; its class means are what
-        images are made of."""
-        q, y = torch.cat([table.values for table in uploads]), torch.cat([table.classes for table in uploads])
-        if not len(q):
-            return
+        """Train F so that what it makes of q is spread as latents are and gathers by class; keep its class means."""
         transformer = self.transformer(server.classes)
         copy_into(transformer, server.memory.weights("transformer"))
 
         def centroids() -> ClassTable:
             transformer.eval()
-            return class_means([(q, y)], transformer, server.classes, self.latent_width).without_counts()
+            rows = ((table.values, table.classes) for table in uploads)
+            return class_means(rows, transformer, server.classes, self.latent_width).without_counts()
 
-        moving = nn.Parameter(centroids().dense(server.classes)[0])  # of the reported classes, trained along with F
-        trained = [*transformer.parameters(), moving]
-        optimizer = torch.optim.Adam(trained, lr=self.server_lr)
-        transformer.train()
+        moving = nn.Embedding(server.classes, self.latent_width, _weight=centroids().dense(server.classes)[0])
         stream = server.stream("align")
-        for _ in range(self.server_epochs):
-            for at in minibatches(len(q), self.server_batch_size, stream, drop_single=True):
-                mapped = transformer(q[at])
-                loss = mmd(mapped, draw_latents(generator, len(at), stream))
-                loss = loss + self.alignment * F.mse_loss(mapped, moving[y[at]])
-                optimizer.zero_grad()
-                loss.backward()
-                nn.utils.clip_grad_norm_(trained, self.clip_norm)
-                optimizer.step()
+
+        def loss(q: Tensor, y: Tensor) -> Tensor:
+            mapped = transformer(q)
+            drawn = draw_latents(generator, len(q), stream)
+            return mmd(mapped, drawn) + self.alignment * F.mse_loss(mapped, moving(y))
+
+        settings = TrainSettings(
+            self.server_epochs, None, self.server_batch, "adam", self.server_lr, clip_norm=self.clip_norm
+        )
+        fit_rows([transformer, moving], loss, uploads, settings, stream)
         server.state["transformer"] = weights_of(transformer)
         server.state["centroids"] = server.memory.table("centroids").updated(centroids())  # R6
 

@@ -44,7 +44,7 @@ class FedKTLLite(FedKTL):
     scale: float = 64.0  # s, of the cosines
     server_lr: float = 0.01  # of Adam at the server
     server_epochs: int = 100  # E_s, passes of the server over what was uploaded
-    server_batch_size: int = 100  # uploaded vectors a step
+    server_batch: int = 100  # uploaded vectors in a step of the server
     clip_norm: float = 100.0  # largest gradient, at clients and at the server
     persist_projection: bool = False  # clients go on with their trained projection, not from the server's copy
     min_class_count: int = 1  # classes with fewer samples are not sent

@@ -38,7 +38,7 @@ class LGFedAvg(Method):
             mean.add(got.weights("head"), got.number("samples") if self.weights == "samples" else 1.0)
         server.state["head"] = mean.result(server.memory.weights("head"))  # h <- sum_k p_k h_k
 
-    @step(down={"head": Weights("head")}, up={"head": Weights("head"), "samples": Scalar()})
+    @step(down={"head": Weights("head")}, up={"head": Weights("head"), "samples": Scalar(least=0)})
     def train(self, client: Client, msg: Payload) -> Reply:
         client.load(msg.weights("head"), into=client.model.head)
         client.fit()

@@ -91,9 +91,9 @@ class RunFolder:
     def write_result(self, result: dict[str, Any]) -> None:
         write_whole(self.result_file, json.dumps(result, indent=1).encode())
 
-    def event(self, kind: str, **facts: Any) -> None:
+    def event(self, kind: str, /, **facts: Any) -> None:
         """Append one line. A disk that is full must not hide the error that is being recorded."""
-        line = json.dumps({"event": kind, "time": round(time.time(), 3), **facts}) + "\n"
+        line = json.dumps({"time": round(time.time(), 3), **facts, "event": kind}) + "\n"
         with contextlib.suppress(OSError), self.events_file.open("a") as file:
             file.write(line)
 

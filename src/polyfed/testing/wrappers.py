@@ -26,6 +26,7 @@ class Around:
     """Passes everything on. Made first, then put around an engine by calling it."""
 
     inner: Engine = field(init=False)
+    concurrent = False
 
     def __call__(self, inner: Engine) -> Self:
         self.inner = inner

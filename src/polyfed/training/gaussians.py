@@ -51,7 +51,8 @@ def draw(gaussian: Gaussian, count: int, *, ridge: float, stream: torch.Generato
     noise = torch.randn(count, len(gaussian.mean), generator=stream, dtype=torch.float64)
     covariance, mean = gaussian.covariance.double(), gaussian.mean.double()
     if covariance.ndim == 1:
-        return (mean + noise * (covariance + ridge).clamp(min=0).sqrt()).float()
-    values, directions = torch.linalg.eigh(covariance)
-    spread = (values + ridge).clamp(min=0).sqrt()
-    return (mean + (noise * spread) @ directions.T).float()
+        spread = noise * (covariance + ridge).clamp(min=0).sqrt()
+    else:
+        values, directions = torch.linalg.eigh(covariance)
+        spread = (noise * (values + ridge).clamp(min=0).sqrt()) @ directions.T
+    return (mean + spread).float()

@@ -30,10 +30,6 @@ def kl_divergence(
     `target` holds logits; detach them where they teach only. `mean` divides by the number of classes as well, which
     several libraries do by leaving PyTorch's default.
     """
-    apart = F.kl_div(
-        (logits / temperature).log_softmax(1),
-        (target / temperature).log_softmax(1),
-        reduction=reduction,
-        log_target=True,
-    )
-    return apart * temperature**2
+    p, q = (target / temperature).log_softmax(1), (logits / temperature).log_softmax(1)
+    apart = F.kl_div(q, p, reduction="batchmean", log_target=True) * temperature**2
+    return apart / logits.shape[1] if reduction == "mean" else apart
