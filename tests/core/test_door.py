@@ -288,7 +288,7 @@ def test_bytes_are_counted_for_those_who_were_asked() -> None:
     (meter,) = outcome.meters
     assert sum(len(frame) for seen in watching.down for frame in seen.frames) == meter.overhead_down
     assert meter.down == {"x": 0, "y": 0}  # scalars weigh nothing but overhead
-    assert meter.left[0] == {"client": "0", "step": "hear", "fields": {"sum": 0}}
+    assert meter.left[0] == {"client": "0", "step": "hear", "fields": {"sum": 0}, "shapes": {"sum": "a scalar"}}
 
 
 # a round that is repeated

@@ -54,6 +54,7 @@ class Host:
         self._budget = memory_budget
         self._limit = message_limit
         self._live: OrderedDict[str, _Live] = OrderedDict()
+        self._held = 0  # bytes of the live clients
         self._shared: tuple[int, Announced, Payload | None] | None = None
 
     def handle(self, call: Call, task: Task, shared: bytes) -> Answer:
@@ -64,24 +65,22 @@ class Host:
             client = live.client
             client.seed, client.round, client.fits = self._maker.seed, call.round, []
             if not call.steps:
-                return Answer(
-                    task.client,
-                    self._evaluate(client, call, task, shared),
-                    seconds=time.perf_counter() - started,
-                )
+                counted = self._evaluate(client, call, task, shared)
+                self._make_room(keep=task.client)
+                return Answer(task.client, counted, seconds=time.perf_counter() - started)
             reply = self._run(client, call, task, shared)
             frame = encode(reply).data
             self._commit(live, call.number)
             if task.discard:
                 self._store.discard(task.client, task.discard)
         except StateError as error:
-            self._live.pop(task.client, None)
+            self._drop(task.client)
             return Answer(task.client, failure=Failure("storage", str(error), traceback.format_exc()))
         except PayloadError as error:
-            self._live.pop(task.client, None)
+            self._drop(task.client)
             return Answer(task.client, failure=Failure("refused", str(error), traceback.format_exc()))
         except Exception as error:
-            self._live.pop(task.client, None)  # it may be half changed; its last state is in the store
+            self._drop(task.client)  # it may be half changed; its last state is in the store
             words = str(error) if isinstance(error, PolyfedError) else f"{type(error).__name__}: {error}"
             return Answer(task.client, failure=Failure("raised", words, traceback.format_exc()))
         trained = tuple(Trained(f.loss, f.samples, f.steps) for f in client.fits if f.samples)
@@ -172,6 +171,7 @@ class Host:
         live = self._live.get(name)
         if live is None or live.version != version:
             if live is None or version == INITIAL:
+                self._drop(name)
                 live = _Live(self._maker.make(name), INITIAL, "", 0)
             if version != INITIAL:
                 saved = decode(self._store.read(name, version))
@@ -179,8 +179,9 @@ class Host:
                 state = saved["state"]
                 live.client.state = dict(state) if isinstance(state, Mapping) else {}
             live.version, live.digest = version, ""
-            live.size = sum(t.numel() * t.element_size() for t in live.client.model.state_dict().values())
             self._live[name] = live
+            weights = live.client.model.state_dict().values()
+            self._weigh(live, sum(t.numel() * t.element_size() for t in weights))
         self._live.move_to_end(name)
         return live
 
@@ -189,10 +190,19 @@ class Host:
         self._store.write(live.client.name, version, frame.data)
         # Its own copies, as after a restart: what is shared with a message or with the model stays no state (R2).
         live.client.state = own_copy(live.client.state)
-        live.version, live.digest, live.size = version, frame.digest, len(frame.data)
+        live.version, live.digest = version, frame.digest
+        self._weigh(live, len(frame.data))
+
+    def _weigh(self, live: _Live, state: int) -> None:
+        """Keep count of what live clients hold: their state, and their share of the data."""
+        size = state + live.client.train.images.nbytes + live.client.test.images.nbytes
+        self._held += size - live.size
+        live.size = size
+
+    def _drop(self, name: str) -> None:
+        gone = self._live.pop(name, None)
+        self._held -= gone.size if gone is not None else 0
 
     def _make_room(self, keep: str) -> None:
-        total = sum(live.size for live in self._live.values())
-        while total > self._budget and len(self._live) > 1:
-            oldest = next(name for name in self._live if name != keep)
-            total -= self._live.pop(oldest).size
+        while self._held > self._budget and len(self._live) > 1:
+            self._drop(next(name for name in self._live if name != keep))

@@ -11,7 +11,7 @@ from polyfed.core.tables import ClassTable
 from polyfed.training import Fit, Loss, Samples, TrainSettings, fit
 
 
-class _Rows(Samples):
+class Rows(Samples):
     """Vectors in place of pictures: batches hold them as they are."""
 
     def batches(
@@ -35,4 +35,4 @@ def fit_rows(
         return Fit(0, 0, float("nan"))
     vectors = torch.cat([table.values for table in tables])
     labels = torch.cat([table.classes for table in tables])
-    return fit(modules, loss, _Rows(vectors, labels), settings, shuffle)
+    return fit(modules, loss, Rows(vectors, labels), settings, shuffle)
