@@ -61,7 +61,7 @@ class Experiment:
     def __post_init__(self) -> None:
         self.config = self.federation.config
         self.roster = self.federation.profiles()
-        self.federation.check_needs(self.roster)
+        self.federation.check(self.roster)
         self._measured: dict[str, dict[str, tuple[int, int]]] = {}
         self._stop = False
 
@@ -92,13 +92,7 @@ class Experiment:
                 min_replies=self.config.failures.min_replies,
                 message_limit=size_in_bytes(self.config.engine.message_limit),
             )
-            server = Server(
-                self.roster,
-                self.federation.dataset.classes,
-                self.config.rounds,
-                self.config.seed,
-                self.federation.common_model,
-            )
+            server = self.federation.server(self.roster)
             history = self._begin(checkpoints, door, server)
             done = len(history)
             saved_at, saved_round = time.monotonic(), done

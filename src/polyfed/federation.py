@@ -23,6 +23,7 @@ from polyfed.core.client import Client
 from polyfed.core.host import Host
 from polyfed.core.method import Method
 from polyfed.core.profile import Layout, Profile, layout
+from polyfed.core.server import Server
 from polyfed.data import dataset as datasets
 from polyfed.data import partition as partitions
 from polyfed.data.partition_file import Partition
@@ -97,6 +98,15 @@ class Federation:
         """Refuse a method that cannot work with these clients, naming those that can."""
         others = [(name, catalogue.load(name).needs) for name in catalogue.catalogue() if name != self.method.name]
         needs_room.check(type(self.method).__name__, self.method.needs, profiles, others)
+
+    def server(self, roster: tuple[Profile, ...]) -> Server:
+        """The server before its first round."""
+        return Server(roster, self.dataset.classes, self.config.rounds, self.seed, self.common_model)
+
+    def check(self, roster: tuple[Profile, ...]) -> None:
+        """Everything that can be known to be wrong before anything is written or run."""
+        self.check_needs(roster)
+        self.method.init(self.server(roster))  # an auxiliary model that does not exist or does not fit, for one
 
     # clients
 

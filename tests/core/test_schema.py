@@ -141,3 +141,22 @@ def test_reading_a_payload_by_the_wrong_kind_names_the_field() -> None:
         with pytest.raises(PayloadError, match=f"'{name}'"):
             read(name)
     assert payload.number("n") == 3
+
+
+def test_a_tree_like_what_was_sent() -> None:
+    """A reply that must look like a field of its call: other names, shapes and types are refused by name."""
+    sent = announce(encode({"meme": {"w": torch.zeros(2, 3), "b": torch.zeros(3)}}).data)
+    schema = {"back": Tree(like="meme")}
+
+    def check(weights: dict[str, torch.Tensor]) -> None:
+        check_announced(announce(encode({"back": weights}).data), schema, None, PROFILE, sent)
+
+    check({"w": torch.ones(2, 3), "b": torch.ones(3)})
+    with pytest.raises(PayloadError, match=r"field 'back' has 'w' of shape \(3, 2\)"):
+        check({"w": torch.ones(3, 2), "b": torch.ones(3)})
+    with pytest.raises(PayloadError, match="field 'back' lacks 'b' of what was sent as 'meme'"):
+        check({"w": torch.ones(2, 3)})
+    with pytest.raises(PayloadError, match="field 'back' has 'c', which what was sent as 'meme' does not"):
+        check({"w": torch.ones(2, 3), "b": torch.ones(3), "c": torch.ones(1)})
+    with pytest.raises(PayloadError, match=r"expected \(3,\) \(F32\)"):
+        check({"w": torch.ones(2, 3), "b": torch.ones(3, dtype=torch.float64)})

@@ -55,25 +55,30 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 
 def test_the_mixture_step_by_hand(linears: Any) -> None:
-    # L = CE(h(a * phi + (1 - a) * G)). By the chain rule dL/da_j = sum_i dL/dmix_ij (phi_ij - G_ij); one step of 0.5
-    # from a = (0.9, 0.2, 0.0), clamped.
-    make = linears()
+    # L = CE(h(a * phi + (1 - a) * G)). By the chain rule dL/da_j = sum_i dL/dmix_ij (phi_ij - G_ij); two full-batch
+    # steps of 0.5 from a = (0.9, 0.2, 0.0), clamped after each, beside two steps of 0.1 of the private model.
+    make = linears(settings={"epochs": 2})
     client, shared = made(make), make.model("shared")
-    extractor = ready(client, shared, [0.9, 0.2, 0.0])
+    a = torch.tensor([0.9, 0.2, 0.0])
+    extractor = ready(client, shared, a.tolist())
     PFedAFM(lr_alpha=0.5).learn_mixture(client, extractor)
     private = make.model("private")
     x, y = client.train.images.float() / 255, client.train.labels
-    a = torch.tensor([0.9, 0.2, 0.0])
-    phi, g = private.features(x), shared.features(x).detach()
-    mix = a * phi + (1 - a) * g
-    mix.retain_grad()
-    F.cross_entropy(private.head(mix), y).backward()  # type: ignore[no-untyped-call]
-    slope = (mix.grad * (phi - g)).sum(0).detach()
-    assert torch.allclose(client.memory.tensor("alpha"), (a - 0.5 * slope).clamp(0, 1), rtol=1e-5, atol=1e-7)
-    assert bool((slope.abs() > 1e-4).all())
-    for name, parameter in private.named_parameters():
-        wanted = parameter.detach() - 0.1 * parameter.grad
-        assert torch.allclose(weights_of(client.model)[name], wanted, rtol=1e-5, atol=1e-7)
+    for _ in range(2):
+        private.zero_grad()
+        phi, g = private.features(x), shared.features(x).detach()
+        mix = a * phi + (1 - a) * g
+        mix.retain_grad()
+        F.cross_entropy(private.head(mix), y).backward()  # type: ignore[no-untyped-call]
+        slope = (mix.grad * (phi - g)).sum(0).detach()
+        assert bool((slope.abs() > 1e-4).all())
+        a = (a - 0.5 * slope).clamp(0, 1)
+        with torch.no_grad():
+            for parameter in private.parameters():
+                parameter -= 0.1 * parameter.grad
+    assert torch.allclose(client.memory.tensor("alpha"), a, rtol=1e-5, atol=1e-6)
+    for name, tensor in weights_of(private).items():
+        assert torch.allclose(weights_of(client.model)[name], tensor, rtol=1e-5, atol=1e-6)
 
 
 def test_the_extractor_step_by_hand(linears: Any) -> None:

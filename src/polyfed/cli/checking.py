@@ -39,7 +39,7 @@ def check(config: CONFIG, overrides: OVERRIDES = None) -> None:
     chosen = parse(override(find(config), overrides or []), config)
     made = federation.from_config(chosen)
     profiles = made.profiles()
-    made.check_needs(profiles)
+    made.check(profiles)
     shares = shares_of(made)
     _put_shares(shares)
     for note in made.partition.notes:

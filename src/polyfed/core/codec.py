@@ -73,6 +73,15 @@ class Announced:
     scalars: dict[str, Scalar]
     empty: tuple[str, ...]  # paths of mappings without entries
 
+    def joined(self, other: Announced) -> Announced:
+        """This and another frame together, as one message."""
+        return Announced(
+            self.tensors | other.tensors,
+            self.tables | other.tables,
+            self.scalars | other.scalars,
+            self.empty + other.empty,
+        )
+
     def sizes(self) -> dict[str, int]:
         """What each field weighs: the bytes of its tensors."""
         fields = {field_of(path): 0 for path in (*self.scalars, *self.tables, *self.empty)}

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from polyfed.core.codec import announce, decode, encode
+from polyfed.core.codec import Announced, announce, decode, encode
 from polyfed.core.engine import INITIAL, Answer, Call, Engine, Failure, Task, Trained
 from polyfed.core.method import Method, Outgoing
 from polyfed.core.payload import Payload
 from polyfed.core.profile import Profile
-from polyfed.core.schema import check_announced, check_finite
+from polyfed.core.schema import Tree, check_announced, check_finite
 from polyfed.core.step import Messages, combined
 from polyfed.errors import PayloadError, RunError
 
@@ -134,6 +134,8 @@ class Door:
                 for field_name, size in frame.fields.items():
                     self.meter.down[field_name] = self.meter.down.get(field_name, 0) + size
                 self.meter.overhead_down += frame.overhead
+        compared = any(isinstance(kind, Tree) and kind.like for kind in messages.up.values())
+        sent = announce(shared.data) if compared else None
         replied = 0
         answers = self._engine.call(call, shared.data, tasks)
         while True:
@@ -142,7 +144,8 @@ class Door:
             self.meter.waited += time.perf_counter() - started
             if answer is None:
                 break
-            reply = self._accept(call, answer, messages)
+            down = sent.joined(announce(own[answer.client].data)) if sent and answer.client in own else sent
+            reply = self._accept(call, answer, messages, down)
             if reply is not None:
                 replied += 1
                 yield answer.client, reply
@@ -154,7 +157,7 @@ class Door:
                 f"{needed} must; the first failure is client {first.get('client')}: {first.get('message')}"
             )
 
-    def _accept(self, call: Call, answer: Answer, messages: Messages) -> Payload | None:
+    def _accept(self, call: Call, answer: Answer, messages: Messages, sent: Announced | None) -> Payload | None:
         """Count and check one answer; a bad one is recorded and left out, and its client stays as it was."""
         self.meter.client_seconds += answer.seconds
         failure = answer.failure
@@ -164,7 +167,7 @@ class Door:
         if failure is None:
             try:
                 seen = announce(answer.frame, limit=self._limit)
-                check_announced(seen, messages.up, self.method, self._profiles[answer.client])
+                check_announced(seen, messages.up, self.method, self._profiles[answer.client], sent)
                 reply = decode(answer.frame, seen)
                 check_finite(reply)
                 sizes, shapes = seen.sizes(), seen.shapes()

@@ -118,12 +118,7 @@ class Host:
             twice = seen.sizes().keys() & mine.sizes().keys()
             if twice:
                 raise PayloadError(f"'{sorted(twice)[0]}' is both in what goes to all and in what goes to each")
-            joined = Announced(
-                seen.tensors | mine.tensors,
-                seen.tables | mine.tables,
-                seen.scalars | mine.scalars,
-                seen.empty + mine.empty,
-            )
+            joined = seen.joined(mine)
         if call.steps:
             check_announced(joined, combined(self._maker.method, call.steps).down, self._maker.method, client.profile)
         if common is None:

@@ -15,6 +15,12 @@ Value = Tensor | ClassTable | Scalar | Mapping[str, "Value"]
 Weights = dict[str, Tensor]
 
 
+class MissingFieldError(PayloadError, KeyError):
+    """A field that is not there; a KeyError too, so that `in` and `get` work as for any mapping."""
+
+    __str__ = Exception.__str__
+
+
 class Payload(Mapping[str, Value]):
     """A received message or a reply: a read-only mapping with typed access to its fields."""
 
@@ -26,7 +32,7 @@ class Payload(Mapping[str, Value]):
             return self._fields[name]
         except KeyError:
             held = ", ".join(sorted(self._fields)) or "nothing"
-            raise PayloadError(f"the message has no field '{name}'; it holds {held}") from None
+            raise MissingFieldError(f"the message has no field '{name}'; it holds {held}") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._fields)

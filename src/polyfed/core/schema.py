@@ -30,6 +30,7 @@ class _Site:
     method: object
     profile: Profile
     free: dict[str, int]
+    sent: Announced | None  # what went down in the same call, when a reply is checked
 
     def fits(self, dim: Dim, found: int) -> int | None:
         """None when `found` is right, else what it should have been."""
@@ -109,21 +110,11 @@ class Weights(Field):
     def check(self, name: str, seen: Announced, site: _Site) -> None:
         layout: Layout = getattr(site.profile, self.of)
         expected = {n: Described(DTYPES[getattr(torch, dtype)], shape) for n, shape, dtype in layout}
-        found = {path[len(name) + 1 :]: d for path, d in seen.tensors.items() if path.startswith(name + "/")}
+        found = _inside(name, seen)
         for path in (*seen.scalars, *seen.empty):
             if path == name or path.startswith(name + "/"):
                 raise PayloadError(f"field '{name}' holds something else than named tensors: '{path}'")
-        for tensor in sorted(expected.keys() | found.keys()):
-            if tensor not in found:
-                raise PayloadError(f"field '{name}' lacks '{tensor}' of the client's {self.of}")
-            if tensor not in expected:
-                raise PayloadError(f"field '{name}' has '{tensor}', which the client's {self.of} does not")
-            if found[tensor] != expected[tensor]:
-                was, want = found[tensor], expected[tensor]
-                raise PayloadError(
-                    f"field '{name}' has '{tensor}' of shape {was.shape} ({was.dtype}), "
-                    f"expected {want.shape} ({want.dtype})"
-                )
+        _check_layout(name, found, expected, f"the client's {self.of}")
 
 
 @dataclass(frozen=True)
@@ -147,23 +138,32 @@ class Scalar(Field):
 
 @dataclass(frozen=True)
 class Tree(Field):
-    """Named tensors whose names and shapes only the method can know; still finite and of a type that may travel."""
+    """Named tensors whose names and shapes only the method can know; still finite and of a type that may travel.
+
+    In a reply, `like` names a field that went down in the same call: names, shapes and types must be the same.
+    """
+
+    like: str | None = None
 
     def check(self, name: str, seen: Announced, site: _Site) -> None:
         paths = (*seen.tensors, *seen.scalars, *seen.empty)
         if not any(path == name or path.startswith(name + "/") for path in paths):
             raise PayloadError(f"field '{name}' is missing")
+        if self.like is not None and site.sent is not None:
+            _check_layout(name, _inside(name, seen), _inside(self.like, site.sent), f"what was sent as '{self.like}'")
 
 
 Schema = Mapping[str, Field]
 
 
-def check_announced(seen: Announced, schema: Schema, method: object, profile: Profile) -> None:
+def check_announced(
+    seen: Announced, schema: Schema, method: object, profile: Profile, sent: Announced | None = None
+) -> None:
     """Refuse unknown and missing fields, wrong shapes and wrong types, by name, from the headers alone."""
     present = seen.sizes().keys()
     for name in sorted(present - schema.keys()):
         raise PayloadError(f"field '{name}' is not one of the step's ({', '.join(schema) or 'it has none'})")
-    site = _Site(method, profile, {})
+    site = _Site(method, profile, {}, sent)
     for name, kind in schema.items():
         if name in present:
             kind.check(name, seen, site)
@@ -197,3 +197,22 @@ def _described(path: str, seen: Announced, dtype: torch.dtype) -> Described:
     if found.dtype != DTYPES[dtype]:
         raise PayloadError(f"field '{name}' holds numbers of type {found.dtype}, expected {DTYPES[dtype]}")
     return found
+
+
+def _inside(name: str, seen: Announced) -> dict[str, Described]:
+    """The tensors of a field that is a mapping, by their names in it."""
+    return {path[len(name) + 1 :]: d for path, d in seen.tensors.items() if path.startswith(name + "/")}
+
+
+def _check_layout(name: str, found: Mapping[str, Described], expected: Mapping[str, Described], of: str) -> None:
+    for tensor in sorted(expected.keys() | found.keys()):
+        if tensor not in found:
+            raise PayloadError(f"field '{name}' lacks '{tensor}' of {of}")
+        if tensor not in expected:
+            raise PayloadError(f"field '{name}' has '{tensor}', which {of} does not")
+        if found[tensor] != expected[tensor]:
+            was, want = found[tensor], expected[tensor]
+            raise PayloadError(
+                f"field '{name}' has '{tensor}' of shape {was.shape} ({was.dtype}), "
+                f"expected {want.shape} ({want.dtype})"
+            )

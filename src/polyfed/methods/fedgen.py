@@ -36,6 +36,9 @@ class FedGen(Method):
     training mode at clients. Here it is kept with its Adam, and frozen in evaluation mode at clients. A client sends
     its exact label counts once, a privacy cost; the server tells all the pooled shares, by which labels are drawn.
     Nothing is generated in round 1, when no counts are known.
+
+    On the quickstart it ends where LG-FedAvg does (83, 85 and 91 % against 84, 85 and 91 % over seeds 0 to 2): the
+    generator pleases every head within a round (its loss is below 0.001), and then teaches them little.
     """
 
     guidance: float = 1.0  # gamma, weight of the loss on generated features
@@ -75,9 +78,10 @@ class FedGen(Method):
             heads.append(got.weights("head"))
             samples.append(got.number("samples") if self.weights == "samples" else 1.0)
             mean.add(heads[-1], samples[-1])
-            told = dict(got).get("labels")  # once from every client
+            told = got.get("labels")  # once from every client
             if told is not None:
                 server.state["labels"] = {**server.memory.weights("labels"), name: told}
+        cohort.measure("personal", "global")  # clients are evaluated while the server trains
         server.state["head"] = mean.result(server.memory.weights("head"))  # h <- sum_k p_k h_k
         shares = self.pooled(server, cohort)
         if sum(samples) > 0 and shares.any() and not self.untrained_generator:
@@ -87,7 +91,7 @@ class FedGen(Method):
         down={"head": Weights("head"), "generator": Tree(), "shares": Tensors(("classes",))},
         up={
             "head": Weights("head"),
-            "samples": Scalar(),
+            "samples": Scalar(least=0),
             "labels": Tensors(("classes",), torch.int32, optional=True),
         },
     )

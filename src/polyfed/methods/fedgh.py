@@ -63,6 +63,7 @@ class FedGH(Method):
 
     def round(self, server: Server, cohort: Cohort) -> None:
         got = cohort.call(self.train, shared={"head": server.state["head"]})
+        cohort.measure("personal", "global")  # clients are evaluated while the server trains
         if not self.untrained_head:
             self.train_head(server, [reply.table("means") for reply in got.values()])
 

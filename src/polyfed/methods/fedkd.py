@@ -105,7 +105,7 @@ class FedKD(Method):
 
     @step(
         down={"auxiliary": Scalar("text"), "energy": Scalar(), "mentee": Tree(), "update": Tree()},
-        up={"update": Tree(), "samples": Scalar()},
+        up={"update": Tree(), "samples": Scalar(least=0)},
     )
     def train(self, client: Client, msg: Payload) -> Reply:
         held = msg.weights("mentee") or added(client.memory.weights("mentee"), msg["update"])

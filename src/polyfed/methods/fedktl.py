@@ -39,7 +39,8 @@ from polyfed.core.tables import class_means
 from polyfed.errors import InputError, PayloadError
 from polyfed.models.generators import draw_latents, load_generator, resized
 from polyfed.training import TrainSettings
-from polyfed.training.simplex import arcface, mmd, simplex_etf
+from polyfed.training.cycle import cycled
+from polyfed.training.simplex import arcface, feature_transformer, mmd, simplex_etf
 
 IMAGE = ("channels", "height", "width")
 
@@ -93,33 +94,34 @@ class FedKTL(Method):
                     "sha256 and what it was pretrained on); fedktl-lite runs with a stand-in for it"
                 )
 
-    def card(self) -> dict[str, str | bool]:
-        """What the record of a run says about the generator."""
-        return {"faithful": True, "sha256": self.sha256, "pretraining": self.pretraining}
-
     def init(self, server: Server) -> None:
         if server.classes < 2:
             raise InputError(f"FedKTL needs at least 2 classes, but the data has {server.classes}")
-        self.make_generator(server)  # what is wrong with it is said now, not after a round of training
+        self.generator_of(server)  # what is wrong with it is said now, not after a round of training
         with rng.seeded(server.seed, "projection"):
-            server.state["projection"] = weights_of(nn.Linear(server.features, self.latent_width))
-            server.state["transformer"] = weights_of(self.transformer(server.classes))
-        server.state["simplex"] = simplex_etf(server.classes, server.stream("simplex"))  # V
-        server.state["centroids"] = ClassTable.empty(self.latent_width).without_counts()
-        server.state["introduced"] = {}
+            projection = nn.Linear(server.features, self.latent_width)
+            transformer = feature_transformer(server.classes, self.latent_width)
+        server.state = {
+            "simplex": simplex_etf(server.classes, server.stream("simplex")),  # V
+            "projection": weights_of(projection),
+            "transformer": weights_of(transformer),  # F
+            "centroids": ClassTable.empty(self.latent_width).without_counts(),
+            "introduced": {},  # who has received the first two
+        }
 
     def round(self, server: Server, cohort: Cohort) -> None:
         if server.round == 1:
             server.record("generator", **self.card())
-        generator = self.make_generator(server)
-        once = {"simplex": server.state["simplex"], "projection": server.state["projection"]}
+        generator = self.generator_of(server)
         known = server.state["introduced"]
         introduced = dict(known) if isinstance(known, Mapping) else {}
-        newcomers = [name for name in cohort.ids if name not in introduced]
-        got = cohort.call(self.train, shared=self.pairs(server, generator), each=dict.fromkeys(newcomers, once))
+        once = {name: server.state[name] for name in ("simplex", "projection")}
+        each = {name: once for name in cohort.ids if name not in introduced}
+        got = cohort.call(self.train, shared=self.pairs(server, generator), each=each)
+        cohort.measure("personal", "global")  # clients are evaluated while the server trains
         server.state["introduced"] = introduced | dict.fromkeys(got, True)
         for reply in got.values():
-            server.state = {side: reply[side] for side in IMAGE} | server.state  # all have what the first one has
+            server.state = {side: reply[side] for side in IMAGE} | server.state  # what the first client said stays
         self.align(server, generator, [reply.table("directions") for reply in got.values()])
 
     def pairs(self, server: Server, generator: nn.Module) -> dict[str, Value]:
@@ -145,11 +147,11 @@ class FedKTL(Method):
         client.state |= {name: value for name, value in msg.items() if name in ("simplex", "projection")}
         simplex = client.memory.tensor("simplex")
         projection = nn.Linear(client.profile.features, self.latent_width)
-        copy_into(projection, client.memory.weights("projection"))
+        client.load(client.memory.weights("projection"), into=projection)
         pairs = self.received(client, msg)
 
         def loss(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-            cosines = F.normalize(client.model(x)) @ simplex.T  # <q, V_j>
+            cosines = self.direction(client, x) @ simplex.T  # <q, V_j>
             task = F.cross_entropy(arcface(cosines, y, margin=self.margin, scale=self.scale), y)  # L_A
             if pairs is None:
                 return (task,)
@@ -163,7 +165,7 @@ class FedKTL(Method):
         if self.persist_projection:
             client.state["projection"] = weights_of(projection)
         means = client.class_means(
-            lambda x: F.normalize(client.model(x)), client.classes, min_count=self.min_class_count
+            lambda x: self.direction(client, x), client.classes, min_count=self.min_class_count
         )
         directions = ClassTable(means.classes, F.normalize(means.values), means.counts)
         return {"directions": directions, **dict(zip(IMAGE, client.train.images.shape[1:], strict=True))}
@@ -176,18 +178,12 @@ class FedKTL(Method):
         images = msg.tensor("images")
         if images.shape != (len(latents), *own):
             raise PayloadError(f"field 'images' has shape {tuple(images.shape)}, expected {(len(latents), *own)}")
-
-        def batches() -> Iterator[tuple[Tensor, Tensor]]:
-            stream = client.stream("pairs")
-            while True:
-                for at in torch.split(torch.randperm(len(latents), generator=stream), client.settings.batch_size):
-                    yield images[at], latents[at]
-
-        return batches()
+        return cycled(images, latents, client.settings.batch_size, client.stream("pairs"))
 
     def align(self, server: Server, generator: nn.Module, uploads: Sequence[ClassTable]) -> None:
         """Train F so that what it makes of q is spread as latents are and gathers by class; keep its class means."""
-        transformer = self.transformer(server.classes)
+        with rng.seeded(server.seed, "transformer"):
+            transformer = feature_transformer(server.classes, self.latent_width)
         copy_into(transformer, server.memory.weights("transformer"))
 
         def centroids() -> ClassTable:
@@ -195,7 +191,8 @@ class FedKTL(Method):
             rows = ((table.values, table.classes) for table in uploads)
             return class_means(rows, transformer, server.classes, self.latent_width).without_counts()
 
-        moving = nn.Embedding(server.classes, self.latent_width, _weight=centroids().dense(server.classes)[0])
+        start = centroids().dense(server.classes)[0]
+        moving = nn.Embedding(server.classes, self.latent_width, _weight=start)  # trained along with F, as released
         stream = server.stream("align")
 
         def loss(q: Tensor, y: Tensor) -> Tensor:
@@ -204,27 +201,28 @@ class FedKTL(Method):
             return mmd(mapped, drawn) + self.alignment * F.mse_loss(mapped, moving(y))
 
         settings = TrainSettings(
-            self.server_epochs, None, self.server_batch, "adam", self.server_lr, clip_norm=self.clip_norm
+            epochs=self.server_epochs,
+            batch_size=self.server_batch,
+            optimizer="adam",
+            lr=self.server_lr,
+            clip_norm=self.clip_norm,
         )
         fit_rows([transformer, moving], loss, uploads, settings, stream)
         server.state["transformer"] = weights_of(transformer)
         server.state["centroids"] = server.memory.table("centroids").updated(centroids())  # R6
 
-    def transformer(self, classes: int) -> nn.Sequential:
-        """F: from the simplex's space to the generator's."""
-        return nn.Sequential(
-            nn.Linear(classes, classes),
-            nn.BatchNorm1d(classes),
-            nn.ReLU(),
-            nn.Linear(classes, self.latent_width),
-        )
-
-    def make_generator(self, server: Server) -> nn.Module:
+    def generator_of(self, server: Server) -> nn.Module:
         with rng.seeded(server.seed, "generator"):
             return load_generator(self.source, self.checkpoint, latent_width=self.latent_width, sha256=self.sha256)
 
+    def card(self) -> dict[str, str | bool]:
+        """What the record of a run says about the generator."""
+        return {"faithful": True, "sha256": self.sha256, "pretraining": self.pretraining}
+
+    def direction(self, client: Client, x: Tensor) -> Tensor:
+        """q: the head's numbers as a point on the unit sphere."""
+        return F.normalize(client.model(x))
+
     def predict(self, client: Client, x: Tensor) -> Tensor:
-        logits = super().predict(client, x)
-        if "simplex" not in client.state:  # a client that has not had its turn
-            return logits
-        return F.normalize(logits) @ client.memory.tensor("simplex").T
+        q = self.direction(client, x)
+        return q @ client.memory.tensor("simplex").T if "simplex" in client.state else q

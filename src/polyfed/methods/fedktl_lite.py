@@ -68,7 +68,7 @@ class FedKTLLite(FedKTL):
         known = {"sha256": self.sha256, "pretraining": self.pretraining} if self.generator == "trained" else {}
         return {"faithful": False, "substitution": stand_in, **known}
 
-    def make_generator(self, server: Server) -> nn.Module:
+    def generator_of(self, server: Server) -> nn.Module:
         with rng.seeded(server.seed, "generator"):
             if self.generator == "trained":
                 return load_generator(

@@ -32,6 +32,11 @@ class FedTGP(Method):
     round before (`stale_prototypes: true` does that). The margin is the largest distance of a class mean to its
     nearest other, as in the released code; `margin: pair-max` is the paper's text. Every class has a trained
     prototype after the first round, whether it was reported or not. Before, clients learn without a pull.
+
+    Short runs show it below local training: on the quickstart (10 rounds, seeds 0 to 2) personal accuracy is 87, 75
+    and 80 % where local training has 90, 91 and 94 %. The prototypes still move every round and the features follow
+    by a few steps only, so the nearest one is often wrong; the heads of the same models reach 89, 89 and 92 %. After
+    40 rounds (seeds 1 and 2) it is 94 and 98 % against 95 and 96 %.
     """
 
     guidance: float = 10.0  # lambda, weight of the pull towards the prototypes
@@ -57,6 +62,7 @@ class FedTGP(Method):
 
     def round(self, server: Server, cohort: Cohort) -> None:
         got = cohort.call(self.train, shared={"prototypes": server.state["prototypes"]})
+        cohort.measure("personal", "global")  # clients are evaluated while the server trains
         self.train_prototypes(server, [reply.table("prototypes") for reply in got.values()])
 
     @step(down={"prototypes": Table("features")}, up={"prototypes": Table("features", counts=True)})

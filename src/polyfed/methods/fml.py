@@ -30,7 +30,8 @@ class FML(Method):
     each loss drives the other model too (`undetached_targets`), and divides the divergence by the number of classes
     (`kl_reduction: mean`); its default weights of 1 switch the teaching off, which is refused here. A last batch of
     one sample, which a shared model with BatchNorm cannot be trained on, trains the private model alone.
-    `train.clip_norm` holds for each of the two models.
+    `train.clip_norm` holds for each of the two models. With alpha 0.5 labels move the private model half as far per
+    step: on the quickstart preset it ends 3 points below local training, about where that is at half the step size.
     """
 
     alpha: float = 0.5  # share of cross-entropy in the private model's loss; the rest is the shared model's teaching
@@ -73,7 +74,7 @@ class FML(Method):
 
     @step(
         down={"auxiliary": Scalar("text"), "meme": Tree()},
-        up={"meme": Tree(), "samples": Scalar()},
+        up={"meme": Tree(like="meme"), "samples": Scalar(least=0)},
     )
     def train(self, client: Client, msg: Payload) -> Reply:
         meme = client.build(msg.text("auxiliary"))

@@ -1,4 +1,4 @@
-"""Classification against a fixed simplex of directions, and the distance between two samples of vectors."""
+"""Classification against a fixed simplex of directions, and the way from there to latents of a generator."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)
 COSINE_LIMIT = 1 - 1e-6  # the arc cosine has an infinite slope at 1
@@ -38,7 +38,13 @@ def mmd(x: Tensor, y: Tensor, bandwidths: tuple[float, ...] = BANDWIDTHS) -> Ten
     """The squared maximum mean discrepancy of two samples, summed over kernels exp(-distance^2 / (2 a))."""
 
     def kernel(a: Tensor, b: Tensor) -> Tensor:
-        squared = (a[:, None] - b[None]).square().sum(2)
+        squared = (a.square().sum(1)[:, None] + b.square().sum(1)[None] - 2 * a @ b.T).clamp(min=0)
         return torch.stack([torch.exp(-squared / (2 * width)) for width in bandwidths]).sum(0).mean()
 
     return kernel(x, x) + kernel(y, y) - 2 * kernel(x, y)
+
+
+def feature_transformer(classes: int, latent_width: int) -> nn.Sequential:
+    """From directions near a simplex to latents: linear, BatchNorm, ReLU, linear."""
+    hidden = nn.Linear(classes, classes)
+    return nn.Sequential(hidden, nn.BatchNorm1d(classes), nn.ReLU(), nn.Linear(classes, latent_width))

@@ -1,0 +1,473 @@
+"""FedKTL and its stand-in: the simplex, the margin, the alignment, the generator's file, and what is exchanged."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from polyfed import catalogue, testing
+from polyfed.core import rng
+from polyfed.core.client import weights_of
+from polyfed.core.codec import decode
+from polyfed.core.payload import Payload
+from polyfed.core.server import Server
+from polyfed.core.tables import ClassTable
+from polyfed.errors import InputError, PayloadError
+from polyfed.methods.fedktl import FedKTL
+from polyfed.methods.fedktl_lite import FedKTLLite
+from polyfed.models.generators import RandomConvGenerator, TextureGenerator, checksum, load_generator, resized
+from polyfed.testing.lab import Lab
+from polyfed.testing.rounds import Handmade, play, stage
+from polyfed.testing.wrappers import Breaking, Watching
+from polyfed.training.cycle import cycled
+from polyfed.training.simplex import BANDWIDTHS, arcface, feature_transformer, mmd, simplex_etf
+
+SOURCE = """
+import torch
+from torch import nn
+
+class Small(nn.Module):
+    latent_width = 6
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3 * 10 * 10)
+
+    def forward(self, latents):
+        return torch.sigmoid(self.layer(latents)).reshape(-1, 3, 10, 10)
+
+    def draw(self, count, stream):
+        return 0.5 + 0.1 * torch.randn(count, 6, generator=stream)
+
+def build():
+    return Small()
+"""
+FAST = {"server_epochs": 3}
+
+
+def stream(name: str = "test") -> torch.Generator:
+    return rng.generator(name)
+
+
+def trained_generator(folder: Path, source: str = SOURCE, outputs: int = 300) -> dict[str, Any]:
+    """The fields of a method that uses a generator whose two files are in a folder."""
+    (folder / "small.py").write_text(source)
+    weights = {
+        "layer.weight": torch.randn(outputs, 6, generator=stream("w")),
+        "layer.bias": torch.zeros(outputs),
+    }
+    safetensors.torch.save_file(weights, folder / "small.safetensors")
+    return {
+        "source": str(folder / "small.py"),
+        "checkpoint": str(folder / "small.safetensors"),
+        "sha256": checksum(folder / "small.safetensors"),
+        "pretraining": "noise, for a test",
+        "latent_width": 6,
+    }
+
+
+# the simplex and the losses
+
+
+@settings(max_examples=25, deadline=None)
+@given(classes=st.integers(2, 60), seed=st.integers(0, 1000))
+def test_the_simplex_has_unit_directions_as_far_apart_as_can_be(classes: int, seed: int) -> None:
+    frame = simplex_etf(classes, rng.generator(seed)).double()
+    cosines = frame @ frame.T
+    expected = torch.full((classes, classes), -1 / (classes - 1), dtype=torch.float64).fill_diagonal_(1)
+    assert torch.allclose(cosines, expected, atol=1e-6)
+
+
+def test_without_a_margin_it_is_a_scaled_cosine_softmax() -> None:
+    cosines = torch.rand(20, 5, generator=stream()) * 1.98 - 0.99
+    labels = torch.arange(20) % 5
+    assert torch.allclose(arcface(cosines, labels, margin=0.0, scale=64.0), 64 * cosines, rtol=1e-5, atol=1e-4)
+
+
+def test_the_margin_by_hand() -> None:
+    # Angle 60 degrees, margin 30 degrees: cos(90 degrees) = 0 for the right class; the other stays at 0.3. Scale 10.
+    logits = arcface(torch.tensor([[0.5, 0.3]]), torch.tensor([0]), margin=math.pi / 6, scale=10.0)
+    assert torch.allclose(logits, torch.tensor([[0.0, 3.0]]), atol=1e-5)
+    # Angle 170 degrees is beyond 180 - 30: cos(170) - (pi / 6) sin(30 degrees), which is lower than any cosine.
+    low = math.cos(math.radians(170))
+    logits = arcface(torch.tensor([[low, 0.3]]), torch.tensor([0]), margin=math.pi / 6, scale=1.0)
+    assert float(logits[0, 0]) == pytest.approx(low - math.pi / 12, abs=1e-5)
+
+
+def test_the_margin_keeps_the_order_and_a_finite_slope_everywhere() -> None:
+    cosines = torch.linspace(-1, 1, 401)[:, None].requires_grad_()
+    out = arcface(cosines, torch.zeros(401, dtype=torch.int64), margin=0.5, scale=64.0)
+    assert bool((out[1:, 0] >= out[:-1, 0] - 1e-4).all())
+    out.sum().backward()  # type: ignore[no-untyped-call]
+    assert cosines.grad is not None and bool(torch.isfinite(cosines.grad).all())
+
+
+def test_mmd_by_hand() -> None:
+    # One point each, 3 apart: k(x, x) = k(y, y) = 4 kernels of value 1; k(x, y) = sum of exp(-9 / (2 a)).
+    x, y = torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, 3.0]])
+    assert float(mmd(x, y)) == pytest.approx(8 - 2 * sum(math.exp(-9 / (2 * a)) for a in BANDWIDTHS), rel=1e-5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(rows=st.integers(1, 12), width=st.integers(1, 8), shift=st.floats(0.5, 5))
+def test_mmd_is_0_for_equal_samples_and_above_for_shifted_ones(rows: int, width: int, shift: float) -> None:
+    x = torch.randn(rows, width, generator=stream())
+    assert float(mmd(x, x)) == 0
+    assert float(mmd(x, x.flip(0))) == pytest.approx(0, abs=1e-5)
+    assert float(mmd(x, x + shift)) > 1e-3
+
+
+def test_cycling_goes_round_all_in_new_orders() -> None:
+    pairs = cycled(torch.arange(5), torch.arange(5) * 10, 2, stream())
+    rounds = [[next(pairs) for _ in range(3)] for _ in range(2)]
+    for one in rounds:
+        assert sorted(torch.cat([x for x, _ in one]).tolist()) == [0, 1, 2, 3, 4]
+        assert all(torch.equal(y, x * 10) for x, y in one)
+    assert [x.tolist() for x, _ in rounds[0]] != [x.tolist() for x, _ in rounds[1]]
+    with pytest.raises(ValueError, match="nothing"):
+        next(cycled(torch.zeros(0), torch.zeros(0), 2, stream()))
+
+
+# generators
+
+
+@pytest.mark.parametrize("kind", [RandomConvGenerator, TextureGenerator])
+def test_small_generators_make_different_images_of_different_latents(kind: Any) -> None:
+    with rng.seeded("one"):
+        generator = kind(64)
+    latents = torch.randn(6, 64, generator=stream())
+    with torch.no_grad():
+        images = generator(latents)
+    assert images.shape == (6, 3, 32, 32)
+    assert float(images.min()) >= 0 and float(images.max()) <= 1
+    apart = (images[:, None] - images[None]).abs().mean((2, 3, 4))
+    assert float(apart[~torch.eye(6, dtype=torch.bool)].min()) > 0.02
+    assert float(images.std()) > 0.05
+
+
+def test_images_are_brought_to_size_and_to_grey() -> None:
+    images = torch.rand(2, 3, 8, 8, generator=stream())
+    assert torch.equal(resized(images, (3, 8, 8)), images)
+    assert torch.allclose(resized(images, (1, 8, 8)), images.mean(1, keepdim=True))
+    halved = resized(torch.full((1, 1, 8, 8), 0.25), (3, 4, 4))
+    assert torch.allclose(halved, torch.full((1, 3, 4, 4), 0.25))
+
+
+def test_a_loaded_generator_has_the_weights_of_its_file_and_is_frozen(tmp_path: Path) -> None:
+    fields = trained_generator(tmp_path)
+    generator = load_generator(fields["source"], fields["checkpoint"], latent_width=6, sha256=fields["sha256"])
+    stored = safetensors.torch.load_file(fields["checkpoint"])
+    assert all(torch.equal(tensor, stored[name]) for name, tensor in generator.state_dict().items())
+    assert not generator.training
+    assert not any(p.requires_grad for p in generator.parameters())
+    latents = torch.ones(2, 6, requires_grad=True)
+    assert generator(latents.detach()).grad_fn is None  # nothing of a client's or a server's loss reaches it
+
+
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("", {"source": "missing.py"}, r"^method.source is '.*missing.py', but there is no such file$"),
+    ("", {"checkpoint": "missing.safetensors"}, r"^method.checkpoint is .* but there is no such file$"),
+    ("", {"sha256": "ab" * 32}, r"^method.sha256 is 'abab.*', but small.safetensors has [0-9a-f]{64}$"),
+    ("", {"latent_width": 7}, r"^method.latent_width is 7, but latent_width of small.py's generator is 6$"),
+    ("x = 1", {}, r"^method.source 'small.py' has no function build\(\)"),
+    ("def build():\n    return 3", {}, r"gives a int, a torch.nn.Module is needed$"),
+    ("def build():\n    return 1 / 0", {}, r"^method.source 'small.py' fails with ZeroDivisionError"),
+    (
+        SOURCE.replace("3 * 10 * 10", "100"),
+        {},
+        r"^method.checkpoint 'small.safetensors' does not fit small.py: .*size",
+    ),
+    (SOURCE.replace("torch.sigmoid", "10 * "), {}, r"gives pixels from -?[\d.]+ to [\d.]+; from 0 to 1 is needed$"),
+    (SOURCE.replace("-1, 3, 10, 10", "-1, 300"), {}, r"gives \(2, 300\) for two latents"),
+]
+
+
+@pytest.mark.parametrize(("source", "changed", "said"), WRONG)
+def test_a_wrong_generator_is_refused_in_one_sentence(
+    tmp_path: Path, source: str, changed: dict[str, Any], said: str
+) -> None:
+    fields = trained_generator(tmp_path, source or SOURCE) | changed
+    if source:
+        fields["sha256"] = checksum(tmp_path / "small.safetensors")
+    with Lab(FedKTL, fields) as lab, pytest.raises(InputError, match=said):
+        lab.run()
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
+    fields = trained_generator(tmp_path)
+    Path(fields["checkpoint"]).write_bytes(b"\x80\x04not safetensors")
+    with pytest.raises(InputError, match=r"^method.checkpoint 'small.safetensors' does not fit small.py"):
+        load_generator(fields["source"], fields["checkpoint"], latent_width=6)
+
+
+@pytest.mark.parametrize("missing", ["source", "checkpoint", "sha256", "pretraining"])
+def test_without_a_certified_generator_the_stand_in_is_named(tmp_path: Path, missing: str) -> None:
+    fields = {k: v for k, v in trained_generator(tmp_path).items() if k != missing}
+    with pytest.raises(InputError, match=rf"^method.{missing} is empty: .*; fedktl-lite runs with a stand-in"):
+        catalogue.make({"name": "fedktl", **fields})
+    with pytest.raises(InputError, match="fedktl-lite"):
+        FedKTL()
+
+
+def test_the_stand_in_takes_a_generator_without_a_certificate(tmp_path: Path) -> None:
+    fields = trained_generator(tmp_path) | {"sha256": "", "generator": "trained"}
+    assert catalogue.make({"name": "fedktl-lite", **fields}) == FedKTLLite(**fields)
+    with pytest.raises(InputError, match=r"^method.checkpoint is empty, but method.generator is 'trained'"):
+        FedKTLLite(generator="trained", source="x.py", pretraining="y")
+    textures = {"generator": "texture", "latent_width": 12}
+    with Lab(FedKTLLite, textures) as lab, pytest.raises(InputError, match=r"^method.latent_width is 12; .* of 8"):
+        lab.run()
+
+
+def test_no_guidance_is_refused_unless_it_is_meant() -> None:
+    with pytest.raises(InputError, match=r"^method.guidance is 0"):
+        catalogue.make({"name": "fedktl-lite", "guidance": 0.0})
+    catalogue.make({"name": "fedktl-lite", "guidance": 0.0, "allow_degenerate": True})
+
+
+@pytest.mark.parametrize("name", ["fedktl", "fedktl-lite"])
+def test_the_result_says_what_generator_it_stands_on(tmp_path: Path, name: str) -> None:
+    fields = FAST | (trained_generator(tmp_path) if name == "fedktl" else {"generator": "texture"})
+    with Lab(catalogue.load(name), fields) as lab:
+        folder = lab.new_folder()
+        lab.experiment(lab.settings(), folder)
+        events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    said = [event for event in events if "faithful" in event]
+    assert len(said) == 1
+    assert said[0]["faithful"] is (name == "fedktl")
+    if name == "fedktl":
+        assert said[0]["sha256"] == fields["sha256"] and said[0]["pretraining"] == "noise, for a test"
+    else:
+        assert said[0]["substitution"].startswith("texture: ")
+        assert "not comparable with published FedKTL numbers" in said[0]["substitution"]
+
+
+# the client's side
+
+LABELS = [0, 0, 1, 2, 2, 2]
+
+
+def message(linears: Any, pairs: int = 2, width: int = 4) -> dict[str, Any]:
+    latents = {c: torch.randn(width, generator=stream(f"latent {c}")) for c in range(pairs)}
+    projection = {
+        "weight": torch.randn(width, 3, generator=stream("projection")),
+        "bias": torch.zeros(width),
+    }
+    message = {
+        "latents": ClassTable.of(latents, width),
+        "simplex": simplex_etf(3, stream("simplex")),
+        "projection": projection,
+    }
+    return message | ({"images": torch.rand(pairs, 1, 1, 4, generator=stream("images"))} if pairs else {})
+
+
+def ready(client: Any) -> Any:
+    client.round, client.step = 1, "train"
+    return client
+
+
+@pytest.mark.parametrize("pairs", [0, 2])
+def test_one_step_by_hand(linears: Any, pairs: int) -> None:
+    # CE of s cos(angle + m [j = y]) over the batch, and mu times the mean over 2 images x 4 numbers of
+    # (proj(f(image)) - latent)^2. The learning rate is 0.1, all six samples and both pairs are one batch.
+    sent = message(linears, pairs)
+    ours, theirs = ready(linears().client("0", LABELS)), linears().client("0", LABELS)
+    method = FedKTLLite(latent_width=4, guidance=2.0, margin=0.4, scale=5.0)
+    method.train(ours, Payload(sent))
+    x, y = theirs.train.images.float() / 255, theirs.train.labels
+    z = theirs.model(x)
+    q = z / z.norm(dim=1, keepdim=True)
+    logits = []
+    for i in range(6):
+        angle = torch.acos((sent["simplex"] * q[i]).sum(1))
+        logits.append(5.0 * torch.stack([torch.cos(angle[j] + (0.4 if j == y[i] else 0.0)) for j in range(3)]))
+        assert float(angle[y[i]].detach()) + 0.4 < math.pi  # so the guard has no part in it
+    loss = F.cross_entropy(torch.stack(logits), y)
+    if pairs:
+        f = theirs.model.features(sent["images"])
+        apart = f @ sent["projection"]["weight"].T - sent["latents"].values
+        loss = loss + 2.0 * (apart**2).sum() / 8
+    loss.backward()  # type: ignore[no-untyped-call]
+    for name, p in theirs.model.named_parameters():
+        assert torch.allclose(weights_of(ours.model)[name], p.detach() - 0.1 * p.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_what_leaves_are_normalised_means_of_directions_after_training(linears: Any) -> None:
+    client = ready(linears().client("0", LABELS))
+    reply = FedKTLLite(latent_width=4).train(client, Payload(message(linears)))
+    with torch.no_grad():
+        q = F.normalize(client.model(client.train.images.float() / 255))
+    got = reply["directions"]
+    assert isinstance(got, ClassTable) and got.counts is not None
+    assert got.classes.tolist() == [0, 1, 2] and got.counts.tolist() == [2, 1, 3]
+    for c in range(3):
+        mean = q[client.train.labels == c].mean(0)
+        assert torch.allclose(got.values[c], mean / mean.norm(), atol=1e-6)
+    assert (reply["channels"], reply["height"], reply["width"]) == (1, 1, 4)
+    few = FedKTLLite(latent_width=4, min_class_count=2).train(client, Payload(message(linears)))["directions"]
+    assert isinstance(few, ClassTable) and few.classes.tolist() == [0, 2]
+
+
+def test_images_do_not_enter_the_statistics_of_batchnorm(linears: Any) -> None:
+    def statistics(pairs: int) -> dict[str, Tensor]:
+        client = ready(linears(norm=True).client("0", LABELS))
+        FedKTLLite(latent_width=4).train(client, Payload(message(linears, pairs)))
+        return {name: buffer.clone() for name, buffer in client.model.named_buffers()}
+
+    with_images, without = statistics(2), statistics(0)
+    assert with_images and all(torch.equal(with_images[name], without[name]) for name in without)
+
+
+def test_images_of_another_size_are_refused(linears: Any) -> None:
+    client = ready(linears().client("0", LABELS))
+    sent = message(linears) | {"images": torch.zeros(2, 1, 2, 2)}
+    with pytest.raises(PayloadError, match=r"field 'images' has shape \(2, 1, 2, 2\), expected \(2, 1, 1, 4\)"):
+        FedKTLLite(latent_width=4).train(client, Payload(sent))
+
+
+def test_the_projection_starts_from_the_servers_copy_unless_it_persists(linears: Any) -> None:
+    for persist in (False, True):
+        client = ready(linears().client("0", LABELS))
+        sent = message(linears)
+        FedKTLLite(latent_width=4, persist_projection=persist).train(client, Payload(sent))
+        kept = client.memory.weights("projection")["weight"]
+        assert torch.equal(kept, sent["projection"]["weight"]) is not persist
+
+
+def test_prediction_is_the_nearest_direction_of_the_simplex(linears: Any) -> None:
+    client = linears().client("0", LABELS)
+    x = client.train.images.float() / 255
+    with torch.no_grad():
+        assert torch.equal(FedKTLLite().predict(client, x).argmax(1), client.model(x).argmax(1))  # no simplex yet
+        client.state["simplex"] = simplex_etf(3, stream("another"))
+        got = FedKTLLite().predict(client, x).argmax(1).tolist()
+        for z, answer in zip(client.model(x), got, strict=True):
+            cosines = [float(z @ v) / float(z.norm()) for v in client.memory.tensor("simplex")]
+            assert answer == max(range(3), key=lambda j: cosines[j])
+
+
+# the server's side
+
+
+def aligned(uploads: list[ClassTable], rounds: int = 1, **fields: Any) -> Server:
+    """A server after aligning some uploads."""
+    method = FedKTLLite(latent_width=8, **fields)
+    server = Server((), 3, rounds, 0, lambda spec: None)  # type: ignore[arg-type, return-value]
+    with rng.seeded("transformer"):
+        server.state["transformer"] = weights_of(feature_transformer(3, 8))
+    server.state["centroids"] = ClassTable.empty(8).without_counts()
+    with rng.seeded("generator"):
+        generator = RandomConvGenerator(8).requires_grad_(False)
+    before = weights_of(generator)
+    method.align(server, generator, uploads)
+    assert all(torch.equal(before[name], tensor) for name, tensor in generator.state_dict().items())
+    return server
+
+
+def table(rows: dict[int, list[float]]) -> ClassTable:
+    return ClassTable.of({c: F.normalize(torch.tensor(row), dim=0) for c, row in rows.items()}, 3)
+
+
+def test_alignment_gathers_classes_and_spreads_like_latents() -> None:
+    noise = stream("uploads")
+    uploads = [
+        table({c: (torch.eye(3)[c] + 0.3 * torch.randn(3, generator=noise)).tolist() for c in range(3)})
+        for _ in range(8)
+    ]
+    q, y = torch.cat([t.values for t in uploads]), torch.cat([t.classes for t in uploads])
+    drawn = torch.randn(200, 8, generator=stream("drawn"))
+
+    def state(server: Server) -> tuple[float, Tensor]:
+        transformer = feature_transformer(3, 8)
+        transformer.load_state_dict(server.memory.weights("transformer"))
+        with torch.no_grad():
+            mapped = transformer.eval()(q)
+        return float(mmd(mapped, drawn)), torch.stack([mapped[y == c].mean(0) for c in range(3)])
+
+    before, after = aligned(uploads, server_epochs=0), aligned(uploads, server_epochs=100)
+    assert state(after)[0] < 0.5 * state(before)[0]
+    for server in (before, after):  # centroids are the class means of what the transformer makes of the uploads
+        assert torch.allclose(server.memory.table("centroids").values, state(server)[1], atol=1e-5)
+
+
+def test_one_upload_alone_and_none_are_no_reason_to_fail() -> None:
+    assert aligned([table({1: [0.0, 1.0, 0.0]})]).memory.table("centroids").classes.tolist() == [1]
+    assert len(aligned([ClassTable.empty(3)]).memory.table("centroids")) == 0
+
+
+def test_no_pair_before_a_report_and_the_last_centroid_after_it(linears: Any) -> None:
+    # Client 0 has class 0, client 1 has classes 1 and 2. Only 0 is in round 1, only 1 in rounds 2 and 3.
+    makers = linears().several([0, 0], [1, 1, 2], seeds=["a", "b"])
+    watching = Watching()
+    method = FedKTLLite(latent_width=8, server_epochs=3)
+    outcome = play(
+        stage(Handmade(method, makers)), 3, selected=lambda n: ("0",) if n == 1 else ("1",), wrap=watching
+    ).whole()
+    sent = [{k: v for frame in seen.frames for k, v in decode(frame).items()} for seen in watching.down]
+    assert [message["latents"].classes.tolist() for message in sent] == [[], [0], [0, 1, 2]]  # type: ignore[union-attr]
+    assert ["images" in message for message in sent] == [False, True, True]
+    assert ["simplex" in message and "projection" in message for message in sent] == [True, True, False]
+    first, last = sent[1]["latents"], outcome.server["centroids"]
+    assert isinstance(first, ClassTable) and isinstance(last, ClassTable)
+    kept, was = last.row(0), first.row(0)
+    assert kept is not None and was is not None and torch.equal(kept, was)  # nobody reported class 0 again (R6)
+
+
+def test_who_failed_is_introduced_again(linears: Any) -> None:
+    makers = linears().several([0, 0], [1, 1, 2], seeds=["a", "b"])
+    watching = Watching()
+    breaking = Breaking(victims=lambda call, tasks: ["1"] if call.round == 1 else [])
+    play(
+        stage(Handmade(FedKTLLite(latent_width=8, server_epochs=1), makers)), 3, wrap=lambda e: watching(breaking(e))
+    )
+    introduced = [
+        (seen.client, any("simplex" in dict(decode(frame)) for frame in seen.frames)) for seen in watching.down
+    ]
+    assert introduced == [("0", True), ("1", True), ("0", False), ("1", True), ("0", False), ("1", False)]
+
+
+def test_bytes() -> None:
+    # Lab: 5 clients, 12 present classes in all, C = 4 classes, d = 64, images of 1x8x8; H = 64.
+    # up: m_k (C + 1). down: once C * C and the projection's H d + H; from round 2 on C (image + H).
+    with Lab(FedKTLLite, FAST) as lab:
+        first, second = lab.run().whole().meters
+    sizes = {"channels": 0, "height": 0, "width": 0}
+    assert first.up == second.up == {"directions": 4 * 12 * (4 + 1), **sizes}
+    assert first.down == {"latents": 0, "simplex": 5 * 4 * 16, "projection": 5 * 4 * (64 * 64 + 64)}
+    assert second.down == {"latents": 5 * 4 * 4 * 64, "images": 5 * 4 * 4 * 64}
+
+
+def test_guidance_does_something_and_none_is_training_against_the_simplex_alone() -> None:
+    models = {}
+    for guidance in (0.0, 50.0):
+        fields = {"guidance": guidance, "allow_degenerate": True, **FAST}
+        with Lab(FedKTLLite, fields) as lab:
+            models[guidance] = lab.run().whole().client("0").weights("model")
+    assert any(not torch.equal(models[0.0][name], models[50.0][name]) for name in models[0.0])
+
+
+# the battery, with a real generator behind the certified method and with the stand-in's options
+
+CHECKS = ["frozen_dataclass_of_json_fields", "sends_says_what_flows", "wrong_messages_refused_by_name"]
+CHECKS += ["global_random_state_untouched", "client_with_one_sample", "one_client", "failing_clients_survived"]
+
+
+@pytest.mark.parametrize("check", [*CHECKS, "serial_equals_pool"])
+def test_fedktl_passes_the_battery_with_a_generator(tmp_path: Path, check: str) -> None:
+    testing.run_check(check, FedKTL, trained_generator(tmp_path) | FAST)
+
+
+@pytest.mark.parametrize("fields", [{"generator": "texture"}, {"persist_projection": True, "min_class_count": 3}])
+@pytest.mark.parametrize("check", ["little_memory_changes_nothing", "client_with_one_sample"])
+def test_options_of_the_stand_in_pass_too(fields: dict[str, Any], check: str) -> None:
+    testing.run_check(check, FedKTLLite, fields | FAST)
