@@ -23,6 +23,7 @@ from polyfed.core.cohort import Cohort
 from polyfed.core.door import Door, TooFewRepliesError
 from polyfed.core.engine import Engine
 from polyfed.core.method import Method
+from polyfed.core.payload import State
 from polyfed.core.server import Server
 from polyfed.data import partition_file
 from polyfed.engines.pool import PoolEngine
@@ -124,6 +125,7 @@ class Experiment:
         if last is None:
             server.round = 0
             self.federation.method.init(server)
+            server.state = kept(server.state)
             self.folder.event("started", rounds=self.config.rounds, clients=self.config.clients)
             for sentence in self.federation.partition.notes:
                 self._note(sentence)
@@ -179,6 +181,7 @@ class Experiment:
             method.finish(server, Cohort(door, everyone, measure))
         measure(wanted)
         door.settle()
+        server.state = kept(server.state)
         for each in under_way:
             self._measured.update(each.result())
         seconds = time.perf_counter() - started
@@ -281,6 +284,14 @@ class Experiment:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def kept(state: State) -> State:
+    """A server's state as a checkpoint gives it back: the next round sees the same memory layouts, resumed or not.
+
+    What cannot be kept is refused here, after the round that made it, not when a checkpoint is due.
+    """
+    return dict(decode(encode(state).data))
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from polyfed.core.payload import Payload, State
 from polyfed.core.profile import Profile
 from polyfed.core.server import Server
 from polyfed.engines.serial import SerialEngine
-from polyfed.experiment import one_torch_thread
+from polyfed.experiment import kept, one_torch_thread
 from polyfed.models.split import SplitModel
 from polyfed.results import state_hash
 from polyfed.training import Samples
@@ -129,6 +129,7 @@ def play(
 
     with one_torch_thread():
         method.init(server)
+        server.state = kept(server.state)
         measure(("personal", "global"))
         for number in range(1, rounds + 1):
             door.begin_round(number)
@@ -139,6 +140,7 @@ def play(
             if number == rounds:
                 method.finish(server, Cohort(door, everyone, measure))
             measure(("personal", "global"))
+            server.state = kept(server.state)
     outcome.server, outcome.ledger = server.state, door.ledger
     outcome.hash = state_hash(everyone, server.state, door.ledger.digests)
     return outcome

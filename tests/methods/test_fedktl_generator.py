@@ -1,0 +1,193 @@
+"""FedKTL's generator: a user's own from its two files, the stand-ins, and what the record says about them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from polyfed import catalogue, testing
+from polyfed.core import rng
+from polyfed.errors import InputError
+from polyfed.methods.fedktl import FedKTL
+from polyfed.methods.fedktl_lite import FedKTLLite
+from polyfed.models.generators import RandomConvGenerator, TextureGenerator, checksum, load_generator, resized
+from polyfed.testing.lab import Lab
+
+SOURCE = """
+import torch
+from torch import nn
+
+class Small(nn.Module):
+    latent_width = 6
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3 * 10 * 10)
+
+    def forward(self, latents):
+        return torch.sigmoid(self.layer(latents)).reshape(-1, 3, 10, 10)
+
+    def draw(self, count, stream):
+        return 0.5 + 0.1 * torch.randn(count, 6, generator=stream)
+
+def build():
+    return Small()
+"""
+FAST = {"server_epochs": 3}
+
+
+def stream(name: str = "test") -> torch.Generator:
+    return rng.generator(name)
+
+
+def trained_generator(folder: Path, source: str = SOURCE, outputs: int = 300) -> dict[str, Any]:
+    """The fields of a method that uses a generator whose two files are in a folder."""
+    (folder / "small.py").write_text(source)
+    weights = {
+        "layer.weight": torch.randn(outputs, 6, generator=stream("w")),
+        "layer.bias": torch.zeros(outputs),
+    }
+    safetensors.torch.save_file(weights, folder / "small.safetensors")
+    return {
+        "source": str(folder / "small.py"),
+        "checkpoint": str(folder / "small.safetensors"),
+        "sha256": checksum(folder / "small.safetensors"),
+        "pretraining": "noise, for a test",
+        "latent_width": 6,
+    }
+
+
+# generators
+
+
+@pytest.mark.parametrize("kind", [RandomConvGenerator, TextureGenerator])
+def test_small_generators_make_different_images_of_different_latents(kind: Any) -> None:
+    with rng.seeded("one"):
+        generator = kind(64)
+    latents = torch.randn(6, 64, generator=stream())
+    with torch.no_grad():
+        images = generator(latents)
+    assert images.shape == (6, 3, 32, 32)
+    assert float(images.min()) >= 0 and float(images.max()) <= 1
+    apart = (images[:, None] - images[None]).abs().mean((2, 3, 4))
+    assert float(apart[~torch.eye(6, dtype=torch.bool)].min()) > 0.02
+    assert float(images.std()) > 0.05
+
+
+def test_images_are_brought_to_size_and_to_grey() -> None:
+    images = torch.rand(2, 3, 8, 8, generator=stream())
+    assert torch.equal(resized(images, (3, 8, 8)), images)
+    assert torch.allclose(resized(images, (1, 8, 8)), images.mean(1, keepdim=True))
+    halved = resized(torch.full((1, 1, 8, 8), 0.25), (3, 4, 4))
+    assert torch.allclose(halved, torch.full((1, 3, 4, 4), 0.25))
+
+
+def test_a_loaded_generator_has_the_weights_of_its_file_and_is_frozen(tmp_path: Path) -> None:
+    fields = trained_generator(tmp_path)
+    generator = load_generator(fields["source"], fields["checkpoint"], latent_width=6, sha256=fields["sha256"])
+    stored = safetensors.torch.load_file(fields["checkpoint"])
+    assert all(torch.equal(tensor, stored[name]) for name, tensor in generator.state_dict().items())
+    assert not generator.training
+    assert not any(p.requires_grad for p in generator.parameters())
+    latents = torch.ones(2, 6, requires_grad=True)
+    assert generator(latents.detach()).grad_fn is None  # nothing of a client's or a server's loss reaches it
+
+
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("", {"source": "missing.py"}, r"^method.source is '.*missing.py', but there is no such file$"),
+    ("", {"checkpoint": "missing.safetensors"}, r"^method.checkpoint is .* but there is no such file$"),
+    ("", {"sha256": "ab" * 32}, r"^method.sha256 is 'abab.*', but small.safetensors has [0-9a-f]{64}$"),
+    ("", {"latent_width": 7}, r"^method.latent_width is 7, but latent_width of small.py's generator is 6$"),
+    ("x = 1", {}, r"^method.source 'small.py' has no function build\(\)"),
+    ("def build():\n    return 3", {}, r"gives a int, a torch.nn.Module is needed$"),
+    ("def build():\n    return 1 / 0", {}, r"^method.source 'small.py' fails with ZeroDivisionError"),
+    (
+        SOURCE.replace("3 * 10 * 10", "100"),
+        {},
+        r"^method.checkpoint 'small.safetensors' does not fit small.py: .*size",
+    ),
+    (SOURCE.replace("torch.sigmoid", "10 * "), {}, r"gives pixels from -?[\d.]+ to [\d.]+; from 0 to 1 is needed$"),
+    (SOURCE.replace("-1, 3, 10, 10", "-1, 300"), {}, r"gives \(2, 300\) for two latents"),
+]
+
+
+@pytest.mark.parametrize(("source", "changed", "said"), WRONG)
+def test_a_wrong_generator_is_refused_in_one_sentence(
+    tmp_path: Path, source: str, changed: dict[str, Any], said: str
+) -> None:
+    fields = trained_generator(tmp_path, source or SOURCE) | changed
+    if source:
+        fields["sha256"] = checksum(tmp_path / "small.safetensors")
+    with Lab(FedKTL, fields) as lab, pytest.raises(InputError, match=said):
+        lab.run()
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
+    fields = trained_generator(tmp_path)
+    Path(fields["checkpoint"]).write_bytes(b"\x80\x04not safetensors")
+    with pytest.raises(InputError, match=r"^method.checkpoint 'small.safetensors' does not fit small.py"):
+        load_generator(fields["source"], fields["checkpoint"], latent_width=6)
+
+
+@pytest.mark.parametrize("missing", ["source", "checkpoint", "sha256", "pretraining"])
+def test_without_a_certified_generator_the_stand_in_is_named(tmp_path: Path, missing: str) -> None:
+    fields = {k: v for k, v in trained_generator(tmp_path).items() if k != missing}
+    with pytest.raises(InputError, match=rf"^method.{missing} is empty: .*; fedktl-lite runs with a stand-in"):
+        catalogue.make({"name": "fedktl", **fields})
+    with pytest.raises(InputError, match="fedktl-lite"):
+        FedKTL()
+
+
+def test_the_stand_in_takes_a_generator_without_a_certificate(tmp_path: Path) -> None:
+    fields = trained_generator(tmp_path) | {"sha256": "", "generator": "trained"}
+    assert catalogue.make({"name": "fedktl-lite", **fields}) == FedKTLLite(**fields)
+    with pytest.raises(InputError, match=r"^method.checkpoint is empty, but method.generator is 'trained'"):
+        FedKTLLite(generator="trained", source="x.py", pretraining="y")
+    textures = {"generator": "texture", "latent_width": 12}
+    with Lab(FedKTLLite, textures) as lab, pytest.raises(InputError, match=r"^method.latent_width is 12; .* of 8"):
+        lab.run()
+
+
+def test_no_guidance_is_refused_unless_it_is_meant() -> None:
+    with pytest.raises(InputError, match=r"^method.guidance is 0"):
+        catalogue.make({"name": "fedktl-lite", "guidance": 0.0})
+    catalogue.make({"name": "fedktl-lite", "guidance": 0.0, "allow_degenerate": True})
+
+
+@pytest.mark.parametrize("name", ["fedktl", "fedktl-lite"])
+def test_the_result_says_what_generator_it_stands_on(tmp_path: Path, name: str) -> None:
+    fields = FAST | (trained_generator(tmp_path) if name == "fedktl" else {"generator": "texture"})
+    with Lab(catalogue.load(name), fields) as lab:
+        folder = lab.new_folder()
+        lab.experiment(lab.settings(), folder)
+        events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    said = [event for event in events if "faithful" in event]
+    assert len(said) == 1
+    assert said[0]["faithful"] is (name == "fedktl")
+    if name == "fedktl":
+        assert said[0]["sha256"] == fields["sha256"] and said[0]["pretraining"] == "noise, for a test"
+    else:
+        assert said[0]["substitution"].startswith("texture: ")
+        assert "not comparable with published FedKTL numbers" in said[0]["substitution"]
+
+
+# the battery, with a real generator behind the certified method and with the stand-in's options
+
+CHECKS = ["frozen_dataclass_of_json_fields", "sends_says_what_flows", "wrong_messages_refused_by_name"]
+CHECKS += ["global_random_state_untouched", "client_with_one_sample", "one_client", "failing_clients_survived"]
+
+
+@pytest.mark.parametrize("check", [*CHECKS, "serial_equals_pool"])
+def test_fedktl_passes_the_battery_with_a_generator(tmp_path: Path, check: str) -> None:
+    testing.run_check(check, FedKTL, trained_generator(tmp_path) | FAST)
+
+
+@pytest.mark.parametrize("fields", [{"generator": "texture"}, {"persist_projection": True, "min_class_count": 3}])
+@pytest.mark.parametrize("check", ["little_memory_changes_nothing", "client_with_one_sample"])
+def test_options_of_the_stand_in_pass_too(fields: dict[str, Any], check: str) -> None:
+    testing.run_check(check, FedKTLLite, fields | FAST)
