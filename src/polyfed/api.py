@@ -39,7 +39,7 @@ def run(
         raise InputError(
             "polyfed.run was called while a worker imported this file; put the call under if __name__ == '__main__':"
         )
-    raw = dict(source) if isinstance(source, Mapping) else config_room.find(source)
+    raw = config_room.copied(source) if isinstance(source, Mapping) else config_room.find(source)
     for key, value in overrides.items():
         config_room.put(raw, [key], value, key)
     if method is not None:
@@ -101,9 +101,7 @@ def open_folder(path: Path, config: Config) -> RunFolder:
 
 def config_of(folder: RunFolder) -> Config:
     """The config of a run that exists."""
-    raw = folder.config()
-    raw.pop("versions", None)
-    return config_room.parse(raw, str(folder.config_file))
+    return config_room.parse(folder.config(), str(folder.config_file))
 
 
 def resume(path: str | Path, *, observers: Sequence[Observer] = ()) -> dict[str, Any]:
@@ -135,9 +133,8 @@ def _method_imports(method: Any) -> list[str]:
     import __main__
 
     file = getattr(__main__, "__file__", None)
-    if file is None:
+    if file is None or not Path(file).exists():
         raise InputError(
-            f"the method {kind.__qualname__} was defined where workers cannot import it; put it into a file, or use "
-            "engine={'name': 'serial'}"
+            f"the method {kind.__qualname__} was defined where no worker can import it; put it into a file"
         )
     return [str(Path(file).resolve())]

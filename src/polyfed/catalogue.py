@@ -55,7 +55,14 @@ class Listed:
 @cache
 def catalogue() -> Mapping[str, Listed]:
     """Every method by name, in alphabetical order."""
-    found = {listed.name: listed for module, path in _sources() for listed in _read(module, path)}
+    found: dict[str, Listed] = {}
+    for module, path in _sources():
+        try:
+            found |= {listed.name: listed for listed in _read(module, path)}
+        except (OSError, SyntaxError, ValueError):
+            if module.startswith("polyfed."):
+                raise
+            # a plug-in that cannot be read is not listed; whoever asks for it by name is told so
     return dict(sorted(found.items()))
 
 
@@ -89,7 +96,9 @@ def make(settings: Mapping[str, Any]) -> Method:
     hints = get_type_hints(method)
     shape: Any = {key: (hints[key], ...) for key in given}
     try:
-        create_model("fields", __config__=ConfigDict(strict=True, arbitrary_types_allowed=True), **shape)(**given)
+        create_model(
+            "fields", __config__=ConfigDict(strict=True, arbitrary_types_allowed=True, allow_inf_nan=False), **shape
+        )(**given)
     except ValidationError as error:
         problem = error.errors()[0]
         said = problem["msg"][0].lower() + problem["msg"][1:]
@@ -109,7 +118,10 @@ def _sources() -> Iterator[tuple[str, Path]]:
             yield f"polyfed.methods.{path.stem}", path
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
         module = entry.value.partition(":")[0]
-        spec = importlib.util.find_spec(module)
+        try:
+            spec = importlib.util.find_spec(module)
+        except (ImportError, ValueError):
+            continue  # announced by a package whose module is gone
         if spec is not None and spec.origin is not None and spec.origin.endswith(".py"):
             yield module, Path(spec.origin)
 
@@ -145,7 +157,7 @@ def _read(module: str, path: Path) -> Iterator[Listed]:
                 Option(
                     item.target.id,
                     ast.unparse(item.annotation),
-                    ast.literal_eval(item.value),
+                    _literal(item.value),
                     comments.get(item.lineno, ""),
                 )
                 for item in node.body
@@ -161,9 +173,17 @@ def _read(module: str, path: Path) -> Iterator[Listed]:
 
 def _registered_names(node: ast.ClassDef) -> tuple[str, ...]:
     for mark in node.decorator_list:
-        if isinstance(mark, ast.Call) and isinstance(mark.func, ast.Name) and mark.func.id == "register":
+        if isinstance(mark, ast.Call) and ast.unparse(mark.func).split(".")[-1] == "register":
             return tuple(str(ast.literal_eval(argument)) for argument in mark.args)
     return ()
+
+
+def _literal(node: ast.expr) -> Any:
+    """A default's value, or its text where it is computed."""
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return ast.unparse(node)
 
 
 def _keywords(node: ast.expr | None) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -85,7 +86,8 @@ class EngineConfig(_Section):
     @field_validator("memory_budget", "message_limit")
     @classmethod
     def _a_size(cls, value: int | str) -> int | str:
-        size_in_bytes(value)
+        if size_in_bytes(value) < 1:
+            raise ValueError("expected at least one byte")
         return value
 
 
@@ -159,6 +161,7 @@ class Config(_Section):
 def parse(raw: Mapping[str, Any], where: str = "config") -> Config:
     """A config from what a user wrote; the first thing that is wrong becomes one sentence."""
     entries = dict(raw)
+    entries.pop("versions", None)  # a run folder's config has them; they are no setting
     if isinstance(entries.get("method"), str):
         entries["method"] = {"name": entries["method"]}
     try:
@@ -167,6 +170,7 @@ def parse(raw: Mapping[str, Any], where: str = "config") -> Config:
         raise InputError(f"{where}: {_sentence(error)}") from None
     if not isinstance(config.method.get("name"), str):
         raise InputError(f"{where}: method has no name; write method: {{name: fedproto}}")
+    config = _completed(config)
     if config.per_round < 1:
         raise InputError(
             f"{where}: participation {config.participation:g} of {config.clients} clients selects nobody; "
@@ -180,10 +184,59 @@ def parse(raw: Mapping[str, Any], where: str = "config") -> Config:
     return config
 
 
+def _completed(config: Config) -> Config:
+    """The config with the defaults of its method and of its partition written out, so that it stays what it was."""
+    from polyfed.catalogue import catalogue
+    from polyfed.data.settings import SCHEMES
+
+    listed = catalogue().get(config.method["name"])
+    defaults = {option.name: option.default for option in listed.options} if listed is not None else {}
+    method = {"name": config.method["name"], **defaults, **config.method}
+    for name, default in defaults.items():
+        if isinstance(default, float) and type(method[name]) is int:
+            method[name] = float(method[name])
+    partition = dict(config.data.partition)
+    scheme = SCHEMES.get(str(partition.get("scheme")))
+    if scheme is not None:
+        known = {name: option.default for name, option in scheme.options.items() if not option.required}
+        partition = {"scheme": partition["scheme"], **known, **partition}
+    if isinstance(partition.get("path"), str):
+        partition["path"] = str(Path(partition["path"]).expanduser().resolve())
+    data = config.data.model_copy(update={"partition": partition})
+    return config.model_copy(update={"method": method, "data": data})
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which 1e-3 is a number, as everybody means it, and a key that is given twice is refused."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        twice = [key for at, key in enumerate(keys) if key in keys[:at]]
+        if twice:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"the key '{twice[0]}' is given twice", node.start_mark
+            )
+        return dict(super().construct_mapping(node, deep))
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def read_yaml(text: str) -> Any:
+    """Plain values only: nothing in a file can name a type to make."""
+    loader = _Loader(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()  # type: ignore[no-untyped-call]
+
+
 def read_file(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file."""
     try:
-        raw = yaml.safe_load(path.read_text())
+        raw = read_yaml(path.read_text())
     except OSError as error:
         raise InputError(f"the config {path} cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -210,14 +263,14 @@ def find(source: str | Path) -> dict[str, Any]:
 
 def override(raw: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     """Apply 'a.b=value' overrides; values are read as YAML. What chooses a method or a scheme comes first."""
-    result = _copied(dict(raw))
+    result = copied(dict(raw))
     wanted = []
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise InputError(f"the override '{text}' is not of the form key=value, such as train.lr=0.05")
         try:
-            wanted.append((key.split("."), yaml.safe_load(value), text))
+            wanted.append((key.split("."), read_yaml(value), text))
         except yaml.YAMLError:
             raise InputError(f"the value of the override '{text}' is not YAML") from None
     for keys, parsed, text in sorted(wanted, key=lambda one: not _chooses(one[0])):
@@ -258,11 +311,11 @@ def put(tree: dict[str, Any], keys: list[str], value: Any, text: str) -> None:
     tree[last] = value
 
 
-def _copied(value: Any) -> Any:
+def copied(value: Any) -> Any:
     """A copy in which nothing is shared, not even what YAML's anchors let two keys share."""
     if isinstance(value, dict):
-        return {key: _copied(item) for key, item in value.items()}
-    return [_copied(item) for item in value] if isinstance(value, list) else value
+        return {key: copied(item) for key, item in value.items()}
+    return [copied(item) for item in value] if isinstance(value, list) else value
 
 
 def size_in_bytes(value: int | str) -> int:
@@ -275,16 +328,14 @@ def size_in_bytes(value: int | str) -> int:
         if text.endswith(unit):
             try:
                 return int(float(text[: -len(unit)]) * units[unit])
-            except ValueError:
+            except (ValueError, OverflowError):
                 break
     raise ValueError("expected a number of bytes or a size such as 2GB")
 
 
 def _sentence(error: ValidationError) -> str:
     problem = error.errors()[0]
-    place = [
-        str(part) for part in problem["loc"] if not str(part).startswith(("int", "str", "list[", "literal", "dict["))
-    ]
+    place = _keys(problem["loc"])
     key = ".".join(place)
     if problem["type"] == "extra_forbidden":
         section = _section(place[:-1])
@@ -294,6 +345,22 @@ def _sentence(error: ValidationError) -> str:
     said = problem["msg"].removeprefix("Value error, ")
     said = (said[0].lower() + said[1:]).replace("input should be", "expected")
     return f"{key} is {problem['input']!r}: {said}"
+
+
+def _keys(location: tuple[int | str, ...]) -> list[str]:
+    """The keys in a place where something was wrong, without the kinds of value that pydantic tried there."""
+    section: type[BaseModel] | None = Config
+    keys: list[str] = []
+    for part in location:
+        if section is None:
+            if keys[-1:] != [str(part)] and isinstance(part, int):
+                keys.append(str(part))
+            continue
+        keys.append(str(part))
+        found = next((f for n, f in section.model_fields.items() if (f.alias or n) == part), None)
+        inner = found.annotation if found is not None else None
+        section = inner if isinstance(inner, type) and issubclass(inner, BaseModel) else None
+    return keys
 
 
 def _section(place: list[str]) -> type[BaseModel]:

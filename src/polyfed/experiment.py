@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 import polyfed
@@ -83,7 +84,7 @@ class Experiment:
 
     def _run(self) -> dict[str, Any]:
         checkpoints = Checkpoints(self.folder.checkpoint_folder)
-        partition_file.save(self.federation.partition, self.folder.partition_file)
+        self._keep_partition()
         engine = make_engine(self.federation, checkpoints.store.folder, self.folder.checkpoint_folder / "federation")
         try:
             door = Door(
@@ -116,9 +117,22 @@ class Experiment:
         finally:
             engine.close()
 
+    def _keep_partition(self) -> None:
+        """Write the split; a run that goes on must find the one it began with."""
+        split, path = self.federation.partition, self.folder.partition_file
+        if path.exists():
+            before = partition_file.read(
+                path, clients=self.config.clients, samples=len(self.federation.dataset.train.labels)
+            )
+            pairs = zip((*split.train, *split.test), (*before.train, *before.test), strict=True)
+            if not all(np.array_equal(now, then) for now, then in pairs):
+                raise RunError(f"the data or its split is not the one this run began with; compare {path}")
+        else:
+            partition_file.save(split, path)
+
     def _begin(self, checkpoints: Checkpoints, door: Door, server: Server) -> list[dict[str, Any]]:
         """Put everything where the last whole checkpoint left it; without one, at the start."""
-        last, damaged = checkpoints.newest()
+        last, older, damaged = checkpoints.newest()
         for sentence in damaged:
             self._note(sentence)
         history: list[dict[str, Any]] = []
@@ -131,7 +145,7 @@ class Experiment:
                 self._note(sentence)
         else:
             server.state, door.ledger, history = last.server, last.ledger, last.history
-            door.pinned = [dict(last.ledger.versions)]
+            door.pinned = [*older, dict(last.ledger.versions)]
             self.folder.event("resumed", round=last.round)
         checkpoints.store.keep_only(door.pinned)
         for observer in self.observers:
@@ -146,9 +160,9 @@ class Experiment:
             try:
                 return self._attempt(number, door, server)
             except TooFewRepliesError as error:
-                for failure in door.meter.failures:
-                    self.folder.event("failure", **failure)
                 if attempt == repeats:
+                    for failure in door.meter.failures:
+                        self.folder.event("failure", **failure)
                     raise
                 self._note(f"{error}; the round is repeated")
                 door.undo_round()
@@ -198,6 +212,8 @@ class Experiment:
             self.folder.event("left", round=number, **item)
         accuracy = {}
         for name, counts in self._measured.items():
+            if not any(total for _, total in counts.values()):
+                continue  # nobody has test samples: not measured, which is not the same as never right
             by_client = [c / n if n else None for c, n in counts.values()]
             known = [value for value in by_client if value is not None]
             pooled = sum(c for c, _ in counts.values()) / max(1, sum(n for _, n in counts.values()))

@@ -259,7 +259,7 @@ def import_all(modules: Sequence[str]) -> None:
 
 
 def _import_file(path: Path) -> None:
-    alias = f"polyfed_import_{path.stem}"
+    alias = f"polyfed_import_{path.stem}_{rng.derive(str(path)):x}"
     running = getattr(sys.modules.get("__main__"), "__file__", None)
     if alias in sys.modules or (running is not None and Path(running).resolve() == path):
         return  # it is here already; running the main script once more would start another run

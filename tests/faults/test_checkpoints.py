@@ -97,6 +97,16 @@ def test_without_any_whole_checkpoint_the_run_starts_again(broken_off: tuple[Pat
     assert resumed_from(folder) == []
 
 
+def test_the_checkpoint_before_is_whole_after_a_resume_too(broken_off: tuple[Path, str]) -> None:
+    folder, expected = broken_off
+    with pytest.raises(ZeroDivisionError):
+        api.resume(folder, observers=[StopAfter(4)])  # resumed from 3, ended again before its next checkpoint
+    newest = folder / "checkpoint" / "round-000003.polyfed"
+    newest.write_bytes(newest.read_bytes()[:50])
+    assert api.resume(folder)["state_hash"] == expected
+    assert resumed_from(folder) == [3, 2]
+
+
 def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
     first = api.run(**setting(tmp_path / "run"))
     lines = len(RunFolder(tmp_path / "run").events())

@@ -47,13 +47,10 @@ def resume(
     quiet: QUIET = False,
 ) -> None:
     """Go on with a run from its last checkpoint."""
-    from polyfed.config import parse
+    from polyfed import api
     from polyfed.runs.folder import RunFolder
 
-    found = RunFolder(folder)
-    raw = found.config()
-    raw.pop("versions", None)
-    _go(parse(raw, str(found.config_file)), folder, json, quiet)
+    _go(api.config_of(RunFolder(folder)), folder, json, quiet)
 
 
 def _go(config: Config, folder: Path, json: bool, quiet: bool) -> None:
@@ -67,6 +64,12 @@ def _go(config: Config, folder: Path, json: bool, quiet: bool) -> None:
         if RunFolder(folder).exists() and not quiet:
             say(f"{folder} exists: going on from its last checkpoint")
         result = _run(config, folder, quiet)
+    if result["failures"]:
+        first = result["failures"][0]
+        say(
+            f"{len(result['failures'])} answers of clients were missing or refused, the first of client "
+            f"{first['client']} in round {first['round']}: {first['message']}"
+        )
     if json:
         put(RunFolder(folder).result_file.read_text())
         return

@@ -54,8 +54,8 @@ class Meter:
 
     def task_loss(self) -> float | None:
         """The task's own training loss, weighted by samples."""
-        samples = sum(t.samples for t in self.trained)
         finite = [t for t in self.trained if math.isfinite(t.loss)]
+        samples = sum(t.samples for t in finite)
         return sum(t.loss * t.samples for t in finite) / samples if samples and finite else None
 
 
@@ -87,19 +87,22 @@ class Door:
         self._limit = message_limit
         self._calls_of_step: dict[str, int] = {}
         self._evaluations = 0
+        self._open = False  # whether replies of a call are still being read
         self._beside = ThreadPoolExecutor(1, "measuring")
         self._measuring: Future[dict[str, dict[str, tuple[int, int]]]] | None = None
 
     def begin_round(self, number: int) -> None:
-        """Start counting anew. States that only earlier rounds needed may go from now on."""
+        """Start counting anew, unless a round is repeated. What only earlier rounds needed may go from now on."""
+        if number != self.round:
+            self.meter = Meter()
         self.round = number
         self.round_start = self.ledger.copy()
-        self.meter = Meter()
         self._calls_of_step = {}
 
     def undo_round(self) -> None:
         """Every client is again as the round found it. Call numbers go on: each stands for one call."""
         made, exists = self.ledger.calls, self.ledger.alive
+        self.meter.trained = []  # of what is undone, only its cost stays
         self.ledger = self.round_start.copy()
         self.ledger.calls, self.ledger.alive = made, exists
 
@@ -107,6 +110,10 @@ class Door:
 
     def ask(self, steps: tuple[str, ...], clients: Sequence[str], out: Outgoing) -> Iterator[tuple[str, Payload]]:
         """Run steps on clients and yield their replies in client order, leaving failures out."""
+        if self._open:
+            raise RunError(
+                "a call was made while the replies of another were still being read; use cohort.call there"
+            )
         self.settle()
         messages = combined(self.method, steps)
         stray = sorted(out.each.keys() - set(clients))
@@ -138,12 +145,7 @@ class Door:
         sent = announce(shared.data) if compared else None
         replied = 0
         answers = self._engine.call(call, shared.data, tasks)
-        while True:
-            started = time.perf_counter()
-            answer = next(answers, None)
-            self.meter.waited += time.perf_counter() - started
-            if answer is None:
-                break
+        for answer in self._timed(answers):
             down = sent.joined(announce(own[answer.client].data)) if sent and answer.client in own else sent
             reply = self._accept(call, answer, messages, down)
             if reply is not None:
@@ -156,6 +158,20 @@ class Door:
                 f"round {self.round}: {replied} of {len(clients)} clients answered '{'+'.join(steps)}', at least "
                 f"{needed} must; the first failure is client {first.get('client')}: {first.get('message')}"
             )
+
+    def _timed(self, answers: Iterator[Answer]) -> Iterator[Answer]:
+        """Answers, with the time spent waiting for them; no other call may be made before the last."""
+        self._open = True
+        try:
+            while True:
+                started = time.perf_counter()
+                answer = next(answers, None)
+                self.meter.waited += time.perf_counter() - started
+                if answer is None:
+                    return
+                yield answer
+        finally:
+            self._open = False
 
     def _accept(self, call: Call, answer: Answer, messages: Messages, sent: Announced | None) -> Payload | None:
         """Count and check one answer; a bad one is recorded and left out, and its client stays as it was."""
@@ -174,6 +190,7 @@ class Door:
             except PayloadError as error:
                 failure, reply = Failure("refused", str(error)), None
         if failure is not None or reply is None:
+            self.meter.overhead_up += len(answer.frame)  # it travelled, whatever it was
             self._failed(call, answer.client, failure or Failure("unavailable", "no answer"))
             return None
         for name, size in sizes.items():

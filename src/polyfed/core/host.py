@@ -138,7 +138,7 @@ class Host:
         method = self._maker.method
         client.step = "evaluate"
         adopts = type(method).adopt is not Method.adopt
-        kept = (weights_of(client.model), dict(client.state)) if adopts else None
+        kept = (weights_of(client.model), own_copy(client.state)) if adopts else None
         found: dict[str, Value] = {}
         try:
             with rng.seeded(client.seed, "torch", client.name, call.round, "evaluate"):

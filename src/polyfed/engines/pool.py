@@ -34,6 +34,23 @@ class _Worker:
     running: deque[int] = field(default_factory=deque)  # task numbers, the first is being worked on
     since: float = 0.0
     call: int | None = None  # the call whose shared payload it holds
+    ready: bool = False  # whether it has built what it needs
+
+    def receive(self) -> tuple[dict[str, Any], bytes] | None:
+        """Its next message; None for the one that says it is ready."""
+        head, block = wire.receive(self.connection)
+        if "broken" in head:
+            raise RunError(f"a worker could not be set up: {head['broken']}")
+        if "ready" in head:
+            self.ready, self.since = True, time.monotonic()
+            return None
+        return head, block
+
+    def answer(self) -> tuple[dict[str, Any], bytes]:
+        """Its next message that answers something."""
+        while (message := self.receive()) is None:
+            pass
+        return message
 
 
 class PoolEngine:
@@ -64,7 +81,7 @@ class PoolEngine:
         for worker in self._workers:
             try:
                 wire.send(worker.connection, {"do": "memory"})
-                total += int(wire.receive(worker.connection)[0]["peak"])
+                total += int(worker.answer()[0]["peak"])
             except (EOFError, OSError):
                 continue
         return total
@@ -143,6 +160,12 @@ class _Round:
                     self._waiting -= len(answer.frame)
                     self._next += 1
                     yield answer
+        except KeyboardInterrupt:
+            for worker in self._pool.workers():  # at once: their states are whole, and they are needed no more
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(worker.pid, signal.SIGKILL)
+                worker.running.clear()
+            raise
         finally:
             self._drain()
 
@@ -196,25 +219,25 @@ class _Round:
             return  # whoever was fed died of it; their successors are fed next
         patience = None
         if self._timeout is not None:
-            first = min(worker.since for worker in busy.values())
-            patience = max(0.0, first + self._timeout - time.monotonic())
+            ready = [worker.since for worker in busy.values() if worker.ready]
+            patience = max(0.0, min(ready) + self._timeout - time.monotonic()) if ready else None
         for connection in wait(list(busy), patience):
             worker = busy[connection]  # type: ignore[index]
             try:
-                head, frame = wire.receive(worker.connection)
+                message = worker.receive()
             except (EOFError, OSError):
                 self._lost(worker)
                 continue
-            if "broken" in head:
-                raise RunError(f"a worker could not be set up: {head['broken']}")
-            answer = wire.answer_from_json(head, frame)
+            if message is None:
+                continue
+            answer = wire.answer_from_json(*message)
             self._done[worker.running.popleft()] = answer
-            self._waiting += len(frame)
+            self._waiting += len(answer.frame)
             self._pool.learn(answer)
             worker.since = time.monotonic()
         if self._timeout is not None:
             for worker in list(busy.values()):
-                if worker.running and time.monotonic() - worker.since >= self._timeout:
+                if worker.ready and worker.running and time.monotonic() - worker.since >= self._timeout:
                     self._late(worker)
 
     def _lost(self, worker: _Worker) -> None:
@@ -242,7 +265,7 @@ class _Round:
         for worker in list(self._pool.workers()):
             while worker.running:
                 try:
-                    wire.receive(worker.connection)
+                    worker.answer()
                 except (EOFError, OSError):
                     self._pool.replace(worker)
                     break

@@ -34,6 +34,7 @@ def serve(connection: Connection) -> None:
         except Exception as error:
             wire.send(connection, {"broken": f"{type(error).__name__}: {error}"})
             return
+        wire.send(connection, {"ready": True})  # a deadline counts from here
         while True:
             head, block = wire.receive(connection)
             if head["do"] == "call":

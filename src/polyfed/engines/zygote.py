@@ -7,6 +7,8 @@ milliseconds, shares the memory of imported libraries between workers, and never
 from __future__ import annotations
 
 import atexit
+import contextlib
+import ctypes
 import os
 import signal
 import socket
@@ -96,6 +98,12 @@ def drop_early() -> None:
 atexit.register(drop_early)
 
 
+def _die_with_parent() -> None:
+    """On Linux: a worker ends when its zygote does, which ends when the run does, however that ended."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
 def main(descriptor: int) -> None:
     """The zygote's own life: import, then fork on request until the caller hangs up."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -112,6 +120,7 @@ def main(descriptor: int) -> None:
         pid = os.fork()
         if pid == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _die_with_parent()
             control.close()
             worker.serve(Connection(descriptors[0]))
             os._exit(0)

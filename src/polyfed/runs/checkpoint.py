@@ -60,15 +60,22 @@ class Checkpoints:
         for old in self.paths()[:-KEPT]:
             old.unlink(missing_ok=True)
 
-    def newest(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest whole checkpoint, and a sentence about each damaged one that was passed over."""
+    def newest(self) -> tuple[Checkpoint | None, list[dict[str, int]], list[str]]:
+        """The newest whole checkpoint, the states that older ones refer to, and a sentence about each damaged one."""
+        found: Checkpoint | None = None
+        older: list[dict[str, int]] = []
         damaged: list[str] = []
         for path in reversed(self.paths()):
             try:
-                return self._read(path), damaged
+                whole = self._read(path)
             except (StateError, PayloadError) as error:
                 damaged.append(f"{path.name} is damaged and was passed over: {error}")
-        return None, damaged
+                continue
+            if found is None:
+                found = whole
+            else:
+                older.append(whole.ledger.versions)
+        return found, older, damaged
 
     def _read(self, path: Path) -> Checkpoint:
         try:

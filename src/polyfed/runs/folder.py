@@ -46,7 +46,10 @@ class RunFolder:
     # reading
 
     def exists(self) -> bool:
-        return self.config_file.exists()
+        try:
+            return self.config_file.exists()
+        except OSError as error:
+            raise InputError(f"{self.path} cannot be a run folder: {error.strerror}") from None
 
     def config(self) -> dict[str, Any]:
         """The complete config of the run, as it was written."""
