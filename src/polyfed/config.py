@@ -230,7 +230,7 @@ def read_yaml(text: str) -> Any:
     try:
         return loader.get_single_data()
     finally:
-        loader.dispose()  # type: ignore[no-untyped-call]
+        loader.dispose()
 
 
 def read_file(path: Path) -> dict[str, Any]:

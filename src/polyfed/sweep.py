@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from polyfed.catalogue import catalogue
 from polyfed.config import Config, override, parse
-from polyfed.errors import InputError
+from polyfed.errors import InputError, nearest
 
 LONGEST_NAME = 150  # of a cell's folder; file systems stop at 255 bytes
 
@@ -43,8 +44,17 @@ def plan(raw: Mapping[str, Any], overrides: Sequence[str], seeds: Sequence[int],
         for seed in seeds:
             name = folder_name(chosen, seed)
             config = parse({**override(raw, chosen), "seed": seed, "name": name}, ", ".join(chosen) or "config")
+            _check_method(config)
             cells.append(Cell(name, config, out / name))
     return cells
+
+
+def _check_method(config: Config) -> None:
+    """Refuse a method that does not exist before anything runs, unless an import may still bring it."""
+    known = {word for listed in catalogue().values() for word in (listed.name, *listed.aliases)}
+    name = config.method["name"]
+    if name not in known and not config.imports:
+        raise InputError(f"there is no method called '{name}'; {nearest(name, known)}")
 
 
 def seeds_of(text: str) -> list[int]:

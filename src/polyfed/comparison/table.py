@@ -116,7 +116,7 @@ def compare(sources: Iterable[Source], *, by: str | Sequence[str] = (), baseline
         groups.setdefault(tuple(shown(run.lookup(key)) for key in keys), []).append(run)
     ordered = dict(sorted(groups.items(), key=lambda item: [_order(part) for part in item[0]]))
     spreads = {group: _spreads(members) for group, members in ordered.items()}
-    bests = _bests(spreads)
+    bests = _bests(keys, spreads)
     versus = _baselines(keys, ordered, baseline)
     rows = [
         Row(
@@ -124,7 +124,7 @@ def compare(sources: Iterable[Source], *, by: str | Sequence[str] = (), baseline
             runs=len(members),
             seeds=tuple(sorted({run.seed for run in members})),
             values=spreads[group],
-            best=frozenset(measure for measure, best in bests.items() if _is(spreads[group][measure], best)),
+            best=frozenset(measure for measure, best in bests[group].items() if _is(spreads[group][measure], best)),
             differences=_differences(members, versus[group]) if group in versus else {},
         )
         for group, members in ordered.items()
@@ -161,12 +161,25 @@ def _spreads(members: Sequence[Run]) -> dict[str, Spread | None]:
     return found
 
 
-def _bests(spreads: Mapping[tuple[str, ...], Mapping[str, Spread | None]]) -> dict[str, float]:
-    """The highest mean of each accuracy; among one row there is nothing to mark."""
-    if len(spreads) < 2:
-        return {}
-    means = {m: [s.mean for values in spreads.values() if (s := values[m]) is not None] for m in ACCURACIES}
-    return {measure: max(found) for measure, found in means.items() if found}
+def _bests(
+    keys: tuple[str, ...], spreads: Mapping[tuple[str, ...], Mapping[str, Spread | None]]
+) -> dict[tuple[str, ...], dict[str, float]]:
+    """For every group, the highest mean of each accuracy among the groups it can be compared with.
+
+    With several methods those are the ones that agree in all other settings; with one, all. Among one row there is
+    nothing to mark.
+    """
+    at = keys.index("method") if "method" in keys else None
+
+    def setting(group: tuple[str, ...]) -> tuple[str, ...]:
+        return () if at is None else (*group[:at], *group[at + 1 :])
+
+    found: dict[tuple[str, ...], dict[str, float]] = {}
+    for group in spreads:
+        rivals = [values for other, values in spreads.items() if setting(other) == setting(group)]
+        means = {m: [s.mean for values in rivals if (s := values[m]) is not None] for m in ACCURACIES}
+        found[group] = {m: max(of) for m, of in means.items() if of} if len(rivals) > 1 else {}
+    return found
 
 
 def _is(spread: Spread | None, best: float) -> bool:
