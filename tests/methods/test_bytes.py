@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from polyfed import catalogue
+from polyfed.core.codec import encode
+from polyfed.core.payload import Value
+from polyfed.core.tables import ClassTable
 from polyfed.models import ModelSpec, build
 from polyfed.testing.lab import SHARES, Lab
 
@@ -92,3 +96,25 @@ def test_only_participants_cost() -> None:
 
 def test_local_costs_nothing() -> None:
     assert traffic("local") == [({}, {}), ({}, {})]
+
+
+def test_what_the_encoding_adds_at_the_size_of_the_papers() -> None:
+    """CIFAR-100 with 512 features and 44 classes at a client: the whole frame against the formula's bytes.
+
+    FedDistill's message is small (44 rows of 100 numbers), so the fixed part of a frame, some 400 bytes, weighs more.
+    """
+    some = torch.arange(44) * 2
+    counts = torch.ones(44, dtype=torch.int64)
+    messages: dict[str, tuple[dict[str, Value], int, float]] = {
+        "fedproto": ({"prototypes": ClassTable(some, torch.rand(44, 512), counts)}, 4 * 44 * 513, 0.01),
+        "lg-fedavg": (
+            {"head": {"weight": torch.rand(100, 512), "bias": torch.rand(100)}, "samples": 375},
+            205_200,
+            0.01,
+        ),
+        "feddistill": ({"outputs": ClassTable(some, torch.rand(44, 100), counts)}, 4 * 44 * 101, 0.025),
+    }
+    for payload, formula, allowed in messages.values():
+        frame = encode(payload)
+        assert sum(frame.fields.values()) == formula
+        assert len(frame.data) <= formula * (1 + allowed)
