@@ -8,7 +8,7 @@ import itertools
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ class Federation:
     def seed(self) -> int:
         return self.config.seed
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         return tuple(str(k) for k in range(self.config.clients))
 
