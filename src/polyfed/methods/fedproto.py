@@ -41,6 +41,10 @@ class FedProto(Method):
     The pull is the element-wise mean square (the paper writes a distance). Clients count alike in a prototype, as in
     the released code; `weights: counts` is the paper's text. Prototypes come from a clean pass after training
     (`collect: after`), not from the features seen while training. A class that nobody reports keeps its prototype.
+
+    On ten rounds of digits with four architectures, prediction by prototype ends some 34 points below local training:
+    prototypes averaged over extractors that the pull has not aligned yet lie far from any client's own features. The
+    heads of the same models are level with local training; both are measured.
     """
 
     guidance: float = 1.0  # lambda, weight of the pull; tuned to 10 in later comparisons
