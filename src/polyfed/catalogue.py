@@ -1,7 +1,7 @@
 """Which methods there are, read from their source without running it: lists answer at once, without torch.
 
-A method declares itself by literals (its name, fields, needs and what it sends), so its source says all that a list
-shows. `load` imports one method; `make` checks its fields and makes it.
+A method declares itself by literals (its name, fields, needs and what it sends), so its source, with that of the
+methods it derives from, says all that a list shows. `load` imports one method; `make` checks its fields and makes it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from polyfed.errors import InputError, nearest
 
 if TYPE_CHECKING:
+    from polyfed.core.filter import ServerFilter
     from polyfed.core.method import Method
 
 ENTRY_POINTS = "polyfed.methods"
@@ -66,6 +67,13 @@ def catalogue() -> Mapping[str, Listed]:
     return dict(sorted(found.items()))
 
 
+@cache
+def filters() -> Mapping[str, Listed]:
+    """Every server filter by name."""
+    paths = sorted(path for path in (_HERE / "filters").glob("*.py") if path.stem != "__init__")
+    return {listed.name: listed for path in paths for listed in _read(f"polyfed.filters.{path.stem}", path)}
+
+
 def load(name: str) -> type[Method]:
     """The class of a method. Its file is imported now, unless it is already there."""
     from polyfed.core.method import registered
@@ -82,19 +90,44 @@ def load(name: str) -> type[Method]:
 
 def make(settings: Mapping[str, Any]) -> Method:
     """A method from its name and fields; unknown fields and wrong types are refused in one sentence."""
+    method = load(str(settings["name"]))
+    return method(**_checked("method", method, settings))
+
+
+def make_filter(settings: str | Mapping[str, Any]) -> ServerFilter | None:
+    """A server filter from its name and fields; None where the config asks for none."""
+    if isinstance(settings, str):
+        settings = {"name": settings}
+    name = str(settings["name"])
+    if name == "none":
+        return None
+    from polyfed.core.filter import registered
+
+    listed = filters().get(name)
+    if listed is not None:
+        importlib.import_module(listed.module)
+    if name not in registered():
+        raise InputError(
+            f"there is no server filter called '{name}'; {nearest(name, {'none', *filters(), *registered()})}"
+        )
+    chosen = registered()[name]
+    return chosen(**_checked("server_filter", chosen, settings))
+
+
+def _checked(key: str, kind: type[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that a config gives a method or a filter, if they are its own and of the right types."""
     import dataclasses
     from typing import get_type_hints
 
     from pydantic import ConfigDict, ValidationError, create_model
 
-    method = load(str(settings["name"]))
-    given = {key: value for key, value in settings.items() if key != "name"}
-    fields = {f.name: f for f in dataclasses.fields(method)}
-    for key in given:
-        if key not in fields:
-            raise InputError(f"method {method.name} has no field '{key}'; {nearest(key, fields)}")
-    hints = get_type_hints(method)
-    shape: Any = {key: (hints[key], ...) for key in given}
+    given = {name: value for name, value in settings.items() if name != "name"}
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    for name in given:
+        if name not in fields:
+            raise InputError(f"{key.replace('_', ' ')} {kind.name} has no field '{name}'; {nearest(name, fields)}")
+    hints = get_type_hints(kind)
+    shape: Any = {name: (hints[name], ...) for name in given}
     try:
         create_model(
             "fields", __config__=ConfigDict(strict=True, arbitrary_types_allowed=True, allow_inf_nan=False), **shape
@@ -103,9 +136,9 @@ def make(settings: Mapping[str, Any]) -> Method:
         problem = error.errors()[0]
         said = problem["msg"][0].lower() + problem["msg"][1:]
         raise InputError(
-            f"method.{problem['loc'][0]} is {problem['input']!r}: {said.replace('input should be', 'expected')}"
+            f"{key}.{problem['loc'][0]} is {problem['input']!r}: {said.replace('input should be', 'expected')}"
         ) from None
-    return method(**given)
+    return given
 
 
 # reading sources
@@ -127,48 +160,112 @@ def _sources() -> Iterator[tuple[str, Path]]:
 
 
 def _read(module: str, path: Path) -> Iterator[Listed]:
-    source = path.read_text()
-    tree = ast.parse(source)
-    comments = _comments(source)
-    intro = [part.strip() for part in (ast.get_docstring(tree) or "").split("\n\n")]
-    for node in tree.body:
-        if not isinstance(node, ast.ClassDef):
-            continue
+    source = _Source.of(path)
+    intro = [part.strip() for part in (ast.get_docstring(source.tree) or "").split("\n\n")]
+    for node in source.classes:
         names = _registered_names(node)
         if not names:
             continue
-        declared = {
-            t.id: item.value
-            for item in node.body
-            if isinstance(item, ast.Assign)
-            for t in item.targets
-            if isinstance(t, ast.Name)
-        }
-        needs = _needs_defaults() | _keywords(declared.get("needs"))
-        sends = {"up": "nothing", "down": "nothing"} | _keywords(declared.get("sends"))
+        said = source.declared(node)
         yield Listed(
             name=names[0],
             title=(ast.get_docstring(node) or "").split("\n")[0],
             paper=" ".join(intro[1].split()) if len(intro) > 1 else "",
-            requires=[need for need, wanted in needs.items() if wanted],
-            sends_up=sends["up"],
-            sends_down=sends["down"],
-            options=[
-                Option(
-                    item.target.id,
-                    ast.unparse(item.annotation),
-                    _literal(item.value),
-                    comments.get(item.lineno, ""),
-                )
-                for item in node.body
-                if isinstance(item, ast.AnnAssign)
-                and isinstance(item.target, ast.Name)
-                and item.value is not None
-                and not ast.unparse(item.annotation).startswith("ClassVar")
-            ],
+            requires=[need for need, wanted in (_needs_defaults() | said.needs).items() if wanted],
+            sends_up=said.sends.get("up", "nothing"),
+            sends_down=said.sends.get("down", "nothing"),
+            options=list(said.options.values()),
             aliases=names[1:],
             module=module,
         )
+
+
+@dataclass
+class _Declared:
+    """What a class says by literals, its own words before those of its bases."""
+
+    options: dict[str, Option] = field(default_factory=dict)
+    needs: dict[str, Any] = field(default_factory=dict)
+    sends: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class _Source:
+    """A file that declares methods, as text."""
+
+    tree: ast.Module
+    comments: Mapping[int, str]
+
+    @staticmethod
+    @cache
+    def of(path: Path) -> _Source:
+        text = path.read_text()
+        return _Source(ast.parse(text), _comments(text))
+
+    @property
+    def classes(self) -> list[ast.ClassDef]:
+        return [node for node in self.tree.body if isinstance(node, ast.ClassDef)]
+
+    def declared(self, node: ast.ClassDef) -> _Declared:
+        """Fields, needs and sends of a class, with those it has from bases that are found among the methods."""
+        said = _Declared()
+        for base in reversed(node.bases):
+            where, inherited = self._base(base, node)
+            if where is None or inherited is None:
+                continue
+            before = where.declared(inherited)
+            if _is_dataclass(inherited):
+                said.options |= before.options
+            said.needs, said.sends = before.needs or said.needs, before.sends or said.sends
+        said.options |= self._own_options(node)  # one that was there keeps its place, as in a dataclass
+        for item in node.body:
+            if isinstance(item, ast.Assign):
+                for target in item.targets:
+                    if isinstance(target, ast.Name) and target.id in ("needs", "sends"):
+                        setattr(said, target.id, _keywords(item.value))
+        return said
+
+    def _own_options(self, node: ast.ClassDef) -> dict[str, Option]:
+        return {
+            item.target.id: Option(
+                item.target.id,
+                ast.unparse(item.annotation),
+                _literal(item.value),
+                self.comments.get(item.lineno, ""),
+            )
+            for item in node.body
+            if isinstance(item, ast.AnnAssign)
+            and isinstance(item.target, ast.Name)
+            and item.value is not None
+            and not ast.unparse(item.annotation).startswith("ClassVar")
+        }
+
+    def _base(self, base: ast.expr, heir: ast.ClassDef) -> tuple[_Source | None, ast.ClassDef | None]:
+        """Where a base class is declared: further up in this file, or in a method's file that this one imports."""
+        name = ast.unparse(base)
+        for node in self.classes:
+            if node.name == name and node.lineno < heir.lineno:
+                return self, node
+        first, dot, rest = name.partition(".")
+        module, _, kind = (self._imported().get(first, first) + dot + rest).rpartition(".")
+        path = _HERE.parent.joinpath(*module.split(".")).with_suffix(".py")
+        if not module.startswith("polyfed.methods.") or not path.exists():
+            return None, None
+        source = _Source.of(path)
+        return source, next((node for node in source.classes if node.name == kind), None)
+
+    def _imported(self) -> dict[str, str]:
+        """Names that the file imports, and what they stand for."""
+        return {
+            alias.asname or alias.name: f"{item.module}.{alias.name}"
+            for item in self.tree.body
+            if isinstance(item, ast.ImportFrom) and not item.level
+            for alias in item.names
+        }
+
+
+def _is_dataclass(node: ast.ClassDef) -> bool:
+    return any(ast.unparse(mark).partition("(")[0].endswith("dataclass") for mark in node.decorator_list)
 
 
 def _registered_names(node: ast.ClassDef) -> tuple[str, ...]:

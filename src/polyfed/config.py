@@ -7,12 +7,15 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from polyfed.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from polyfed.catalogue import Listed
 
 
 class _Section(BaseModel):
@@ -41,8 +44,9 @@ class ModelsConfig(_Section):
 
     group: str | list[str | dict[str, Any]] = "tiny4"
     clients: list[str | dict[str, Any]] | None = None
-    assign: Literal["round-robin", "blocks", "random"] = "round-robin"
+    assign: Literal["round-robin", "blocks", "random", "smallest", "largest"] = "round-robin"
     feature_dim: int | None = Field(None, ge=1)
+    server: str | dict[str, Any] | None = None  # the server's model, where clients hold sub-models; none: the largest
     shared_init: bool = False
 
 
@@ -65,6 +69,9 @@ class EvaluateConfig(_Section):
     every: int = Field(1, ge=1)
     personal: bool = True
     global_: bool = Field(True, alias="global")
+    cka: bool = False  # similarity of the participants' models, per stage
+    features: bool = False  # the participants' features of some test samples, for a map of them
+    histograms: bool = False  # the update of the server's model, per layer
 
 
 class EngineConfig(_Section):
@@ -110,8 +117,8 @@ class Config(_Section):
 
     name: str | None = None
     method: dict[str, Any] = Field(default_factory=lambda: {"name": "fedproto"})
-    splitting: Literal["none"] = "none"
-    server_filter: Literal["none"] = "none"
+    splitting: Literal["none", "layer", "stage", "width", "architecture"] = "none"
+    server_filter: str | dict[str, Any] = "none"
     data: DataConfig = DataConfig()
     models: ModelsConfig = ModelsConfig()
     clients: int = Field(20, ge=1)
@@ -124,6 +131,7 @@ class Config(_Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     privacy: None = None
     imports: list[str] = Field(default_factory=list)  # modules or files that register methods and models
+    track: list[str] = Field(default_factory=list)  # trackers: tensorboard, mlflow, wandb, or module:Class
     seed: int = Field(0, ge=0)
 
     @field_validator("name")
@@ -153,8 +161,8 @@ class Config(_Section):
         return self.model_dump(mode="json", by_alias=True)
 
     def hash(self) -> str:
-        """Equal for configs that must lead to equal results: name, engine and checkpoints do not count."""
-        counted = {k: v for k, v in self.to_dict().items() if k not in {"name", "engine", "checkpoint"}}
+        """Equal for configs that must lead to equal results: name, engine, checkpoints and trackers do not count."""
+        counted = {k: v for k, v in self.to_dict().items() if k not in {"name", "engine", "checkpoint", "track"}}
         return hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()
 
 
@@ -170,6 +178,8 @@ def parse(raw: Mapping[str, Any], where: str = "config") -> Config:
         raise InputError(f"{where}: {_sentence(error)}") from None
     if not isinstance(config.method.get("name"), str):
         raise InputError(f"{where}: method has no name; write method: {{name: fedproto}}")
+    if isinstance(config.server_filter, dict) and not isinstance(config.server_filter.get("name"), str):
+        raise InputError(f"{where}: server_filter has no name; write server_filter: {{name: inco}}")
     config = _completed(config)
     if config.per_round < 1:
         raise InputError(
@@ -186,15 +196,13 @@ def parse(raw: Mapping[str, Any], where: str = "config") -> Config:
 
 def _completed(config: Config) -> Config:
     """The config with the defaults of its method and of its partition written out, so that it stays what it was."""
-    from polyfed.catalogue import catalogue
+    from polyfed.catalogue import catalogue, filters
     from polyfed.data.settings import SCHEMES
 
-    listed = catalogue().get(config.method["name"])
-    defaults = {option.name: option.default for option in listed.options} if listed is not None else {}
-    method = {"name": config.method["name"], **defaults, **config.method}
-    for name, default in defaults.items():
-        if isinstance(default, float) and type(method[name]) is int:
-            method[name] = float(method[name])
+    method = _with_defaults(config.method, catalogue())
+    asked = config.server_filter
+    settings = {"name": asked} if isinstance(asked, str) else asked
+    chosen = "none" if settings["name"] == "none" else _with_defaults(settings, filters())
     partition = dict(config.data.partition)
     scheme = SCHEMES.get(str(partition.get("scheme")))
     if scheme is not None:
@@ -203,7 +211,18 @@ def _completed(config: Config) -> Config:
     if isinstance(partition.get("path"), str):
         partition["path"] = str(Path(partition["path"]).expanduser().resolve())
     data = config.data.model_copy(update={"partition": partition})
-    return config.model_copy(update={"method": method, "data": data})
+    return config.model_copy(update={"method": method, "server_filter": chosen, "data": data})
+
+
+def _with_defaults(settings: Mapping[str, Any], known: Mapping[str, Listed]) -> dict[str, Any]:
+    """The fields of a method or filter, those that were not given with their defaults."""
+    listed = known.get(settings["name"])
+    defaults = {option.name: option.default for option in listed.options} if listed is not None else {}
+    complete = {"name": settings["name"], **defaults, **settings}
+    for name, default in defaults.items():
+        if isinstance(default, float) and type(complete[name]) is int:
+            complete[name] = float(complete[name])
+    return complete
 
 
 class _Loader(yaml.SafeLoader):
@@ -279,7 +298,7 @@ def override(raw: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]
 
 
 # keys whose other entries are options of what one entry chooses
-_CHOICES = {("method",): "name", ("data", "partition"): "scheme"}
+_CHOICES = {("method",): "name", ("server_filter",): "name", ("data", "partition"): "scheme"}
 
 
 def _chooses(keys: list[str]) -> bool:
@@ -290,12 +309,12 @@ def put(tree: dict[str, Any], keys: list[str], value: Any, text: str) -> None:
     """Set one nested key. Choosing another method or partition scheme lets go of the options of the old one."""
     if _chooses(keys) and tuple(keys) not in _CHOICES:
         keys, value = keys[:-1], {keys[-1]: value}
-    elif keys == ["method"] and isinstance(value, str):
+    elif keys in (["method"], ["server_filter"]) and isinstance(value, str):
         value = {"name": value}
     choice = _CHOICES.get(tuple(keys))
     for key in keys[:-1]:
         inner = tree.get(key)
-        if isinstance(inner, str) and key == "method":
+        if isinstance(inner, str) and key in ("method", "server_filter"):
             inner = {"name": inner}
         if inner is None:
             inner = {}

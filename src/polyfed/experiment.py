@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import platform
 import signal
 import time
@@ -17,6 +16,7 @@ import numpy as np
 import torch
 
 import polyfed
+from polyfed import looking
 from polyfed.config import Config, size_in_bytes
 from polyfed.core import rng
 from polyfed.core.codec import decode, encode
@@ -31,9 +31,11 @@ from polyfed.engines.pool import PoolEngine
 from polyfed.engines.serial import SerialEngine
 from polyfed.errors import PolyfedError, RunError
 from polyfed.federation import MAKER, Federation, host_of
+from polyfed.machine import available_cores
 from polyfed.results import summary
 from polyfed.runs.checkpoint import Checkpoint, Checkpoints
 from polyfed.runs.folder import RunFolder
+from polyfed.shares import shares
 
 
 class Observer(Protocol):
@@ -129,6 +131,8 @@ class Experiment:
                 raise RunError(f"the data or its split is not the one this run began with; compare {path}")
         else:
             partition_file.save(split, path)
+        if not self.folder.clients_file.exists():
+            self.folder.write_clients(shares(self.roster, self.federation.dataset, split, self.federation.matched))
 
     def _begin(self, checkpoints: Checkpoints, door: Door, server: Server) -> list[dict[str, Any]]:
         """Put everything where the last whole checkpoint left it; without one, at the start."""
@@ -171,10 +175,11 @@ class Experiment:
 
     def _attempt(self, number: int, door: Door, server: Server) -> dict[str, Any]:
         door.begin_round(number)
-        server.round, server.events = number, []
+        server.round, server.events, server.kept = number, [], {}
         self._measured = {}
         last = number == self.config.rounds
         due = last or number % self.config.evaluate.every == 0
+        server.histograms = due and self.config.evaluate.histograms
         wanted = self._measures() if due else ()
         method = self.federation.method
         everyone = self.federation.names
@@ -188,19 +193,24 @@ class Experiment:
                 measured.update(chosen)
                 under_way.append(door.measure_meanwhile(everyone, chosen, method.publish(server)))
 
-        method.round(server, Cohort(door, self._selected(number), measure))
+        selected = self._selected(number)
+        method.round(server, Cohort(door, selected, measure))
         if last:
             if type(method).finish is not Method.finish:
                 measured.clear()  # what counts in the last round is what the finish leaves
             method.finish(server, Cohort(door, everyone, measure))
         measure(wanted)
         door.settle()
+        if due:
+            looking.look(self.config.evaluate, door, server, selected)
         server.state = kept(server.state)
         for each in under_way:
             self._measured.update(each.result())
         seconds = time.perf_counter() - started
         for event in server.events:
             self.folder.event("method", **{**event, "kind": event["event"]})
+        for kind, tensors in server.kept.items():
+            self.folder.write_artifact(kind, number, tensors)
         return self._record(number, door, seconds)
 
     def _record(self, number: int, door: Door, seconds: float) -> dict[str, Any]:
@@ -330,11 +340,6 @@ def make_engine(federation: Federation, store: Path, scratch: Path) -> Engine:
     workers = min(workers, max(1, federation.config.per_round))
     description = {**federation.describe(scratch), "store": str(store)}
     return PoolEngine(MAKER, description, workers, timeout=wanted.timeout)
-
-
-def available_cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def versions() -> dict[str, str]:

@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import itertools
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from polyfed import catalogue
+from polyfed import catalogue, looking, splitting
 from polyfed.config import Config, parse, size_in_bytes
 from polyfed.core import needs as needs_room
 from polyfed.core import rng
 from polyfed.core.client import Client
 from polyfed.core.host import Host
 from polyfed.core.method import Method
-from polyfed.core.profile import Layout, Profile, layout
+from polyfed.core.profile import Profile, layout
 from polyfed.core.server import Server
 from polyfed.data import dataset as datasets
 from polyfed.data import partition as partitions
 from polyfed.data.partition_file import Partition
 from polyfed.errors import InputError, PolyfedError
 from polyfed.models import ModelSpec, SplitModel, build, group
+from polyfed.models.slicing import Family, skeleton
 from polyfed.runs.store import FolderStore
 from polyfed.training import Samples, TrainSettings
 
@@ -48,6 +51,8 @@ class Federation:
     global_test: Samples | None = field(init=False)
 
     def __post_init__(self) -> None:
+        self.filter = catalogue.make_filter(self.config.server_filter)
+        self._plans: dict[ModelSpec, Profile] = {}
         test, limit = self.dataset.test, self.config.data.test_limit
         self.global_test = None
         if test is not None:
@@ -60,6 +65,10 @@ class Federation:
     @property
     def seed(self) -> int:
         return self.config.seed
+
+    @property
+    def training(self) -> TrainSettings:
+        return TrainSettings(**self.config.train.model_dump())
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -77,36 +86,86 @@ class Federation:
         """An architecture with the initial weights that every party gives it (R9)."""
         return self.model(ModelSpec.parse(spec), "common", spec)
 
+    @cached_property
+    def family(self) -> Family:
+        """The one model that a server may keep, and the sub-models that clients hold of it."""
+        chosen = self.config.models.server
+        whole = _spec(chosen) if chosen is not None else max(self.specs, key=self._size)
+        return Family(
+            whole.text,
+            (spec.text for spec in self.specs),
+            shape=self.dataset.shape,
+            classes=self.dataset.classes,
+            apart=self.config.splitting == "architecture",
+        )
+
+    def _size(self, spec: ModelSpec) -> int:
+        return sum(math.prod(shape) for _, shape, _ in self._plan(spec).model)
+
+    def _plan(self, spec: ModelSpec) -> Profile:
+        """What an architecture says of every client that has it."""
+        if spec not in self._plans:
+            model = skeleton(spec, shape=self.dataset.shape, classes=self.dataset.classes)
+            self._plans[spec] = Profile(
+                "",
+                spec.label,
+                layout(model),
+                layout(model.head),
+                model.feature_dim,
+                self.dataset.classes,
+                0,
+                spec.text,
+                frozenset(name for name, _ in model.named_buffers()),
+            )
+        return self._plans[spec]
+
+    def profile(self, k: int) -> Profile:
+        """What the server knows of a client."""
+        return dataclasses.replace(
+            self._plan(self.specs[k]), name=self.names[k], samples=len(self.partition.train[k])
+        )
+
     def profiles(self) -> tuple[Profile, ...]:
         """What the server knows of every client."""
-
-        @cache
-        def shapes(spec: ModelSpec) -> tuple[Layout, Layout, int]:
-            with torch.device("meta"):
-                model = build(spec, shape=self.dataset.shape, classes=self.dataset.classes)
-            return layout(model), layout(model.head), model.feature_dim
-
-        profiles = []
-        for name, spec, samples in zip(self.names, self.specs, self.partition.train, strict=True):
-            whole, head, features = shapes(spec)
-            profiles.append(
-                Profile(name, spec.label, whole, head, features, self.dataset.classes, len(samples), spec.text)
-            )
-        return tuple(profiles)
+        return tuple(self.profile(k) for k in range(len(self.names)))
 
     def check_needs(self, profiles: Sequence[Profile]) -> None:
         """Refuse a method that cannot work with these clients, naming those that can."""
         others = [(name, catalogue.load(name).needs) for name in catalogue.catalogue() if name != self.method.name]
-        needs_room.check(type(self.method).__name__, self.method.needs, profiles, others)
+        title, needs = type(self.method).__name__, self.method.needs
+        if self.config.splitting != "none":
+            splitting.check_method(self.method, self.config.splitting)
+            needs = dataclasses.replace(needs, same_architecture=False)
+        needs_room.check(title, needs, profiles, others)
+        if needs.sub_models or self.config.splitting != "none":
+            splitting.check_family(self.family, self.config.splitting)
+        if self.filter is not None and not self.method.one_model:
+            raise InputError(
+                f"server_filter {self.filter.name} works on the update of one server model, which {title} does not "
+                f"keep; use it with {', '.join(splitting.one_model_methods())}, or set server_filter: none"
+            )
+        self.method.check_training(self.training)
 
     def server(self, roster: tuple[Profile, ...]) -> Server:
         """The server before its first round."""
-        return Server(roster, self.dataset.classes, self.config.rounds, self.seed, self.common_model)
+        return Server(
+            roster,
+            self.dataset.classes,
+            self.config.rounds,
+            self.seed,
+            self.common_model,
+            family=self.family if self.method.one_model else None,
+            filter=self.filter,
+        )
 
     def check(self, roster: tuple[Profile, ...]) -> None:
         """Everything that can be known to be wrong before anything is written or run."""
         self.check_needs(roster)
-        self.method.init(self.server(roster))  # an auxiliary model that does not exist or does not fit, for one
+        looking.check(self.config.evaluate, self.method, roster, self.global_test)
+        server = self.server(roster)
+        if self.filter is not None:
+            self.filter.check(server)
+        self.method.init(server)  # an auxiliary model that does not exist or does not fit, for one
 
     # clients
 
@@ -121,18 +180,7 @@ class Federation:
             test = self._samples(self.matched[k], self.dataset.test)
         else:
             test = self._samples(self.partition.test[k], self.dataset.train)
-        profile = Profile(
-            name,
-            spec.label,
-            layout(model),
-            layout(model.head),
-            model.feature_dim,
-            self.dataset.classes,
-            len(train),
-            spec.text,
-        )
-        settings = TrainSettings(**self.config.train.model_dump())
-        return Client(profile, model, train, test, settings, build=self.common_model)
+        return Client(self.profile(k), model, train, test, self.training, build=self.common_model)
 
     def _samples(self, indices: np.ndarray[Any, Any], split: datasets.Split) -> Samples:
         at = torch.tensor(indices)  # a copy: the array may be a read-only map
@@ -206,7 +254,17 @@ def from_parts(config: Config, method: Method, specs: tuple[ModelSpec, ...], dat
         test_fraction=config.data.test_fraction,
         rng=rng.numpy_generator(config.seed, "partition"),
     )
-    partition = Partition(tuple(used[p] for p in made.train), tuple(used[p] for p in made.test), made.notes)
+    notes = made.notes
+    if config.models.assign in ("smallest", "largest") and config.models.clients is None:  # AllSmall, AllLarge (A9)
+        members = _members(config)
+        sizes = [_parameters(spec, data) for spec in members]
+        chosen = members[sizes.index((min if config.models.assign == "smallest" else max)(sizes))]
+        specs = (chosen,) * config.clients
+        notes = (
+            *notes,
+            f"every client has {chosen.label}, the {config.models.assign} member: capacities are ignored",
+        )
+    partition = Partition(tuple(used[p] for p in made.train), tuple(used[p] for p in made.test), notes)
     matched = None
     if config.data.personal_test == "matched":
         if data.test is None:
@@ -225,19 +283,39 @@ def assign_models(config: Config) -> tuple[ModelSpec, ...]:
             raise InputError(f"models.clients has {len(chosen.clients)} entries for {n} clients")
         specs = [_spec(entry) for entry in chosen.clients]
     else:
-        members = list(group(chosen.group)) if isinstance(chosen.group, str) else [_spec(e) for e in chosen.group]
-        if not members:
-            raise InputError("models.group is empty; name a group or at least one model")
+        members = _members(config)
         if chosen.assign == "round-robin":
             turns = [k % len(members) for k in range(n)]
         elif chosen.assign == "blocks":
             turns = [k * len(members) // n for k in range(n)]
+        elif chosen.assign in ("smallest", "largest"):
+            turns = [0] * n  # which one that is depends on the data's shape
         else:
             turns = rng.numpy_generator(config.seed, "models").integers(len(members), size=n).tolist()
         specs = [members[turn] for turn in turns]
-    if chosen.feature_dim is not None:
-        specs = [ModelSpec.from_json({**spec.to_json(), "feature_dim": chosen.feature_dim}) for spec in specs]
-    return tuple(specs)
+    return tuple(_with_features(config, specs))
+
+
+def _members(config: Config) -> list[ModelSpec]:
+    """The architectures that are given out."""
+    named = config.models.group
+    members = list(group(named)) if isinstance(named, str) else [_spec(entry) for entry in named]
+    if not members:
+        raise InputError("models.group is empty; name a group or at least one model")
+    return _with_features(config, members)
+
+
+def _with_features(config: Config, specs: Sequence[ModelSpec]) -> list[ModelSpec]:
+    """Brought to the common feature width that a config asks for."""
+    width = config.models.feature_dim
+    if width is None:
+        return list(specs)
+    return [ModelSpec.from_json({**spec.to_json(), "feature_dim": width}) for spec in specs]
+
+
+def _parameters(spec: ModelSpec, data: datasets.Dataset) -> int:
+    model = skeleton(spec, shape=data.shape, classes=data.classes)
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _spec(entry: str | dict[str, Any]) -> ModelSpec:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import resource
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polyfed.config import Config
 from polyfed.core.codec import encode
 from polyfed.core.payload import Value
+from polyfed.machine import peak_rss
 
 
 def summary(
@@ -60,7 +59,7 @@ def summary(
             },
             "by_round": [round(record["seconds"]["total"], 4) for record in history],
         },
-        "memory": {"peak_rss": own_peak() + other_memory},
+        "memory": {"peak_rss": peak_rss() + other_memory},
         "failures": [failure for record in history for failure in record["failures"]],
         "state_hash": state_hash(names, server_state, digests),
     }
@@ -100,9 +99,3 @@ def state_hash(names: Sequence[str], server_state: Mapping[str, Value], digests:
     clients = [[name, digests.get(name, "initial")] for name in names]
     text = json.dumps([encode(server_state).digest, clients])
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def own_peak() -> int:
-    """Peak resident bytes of this process."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

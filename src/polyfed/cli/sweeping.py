@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +10,7 @@ import typer
 from polyfed.cli.running import CONFIG, QUIET
 from polyfed.cli.show import put, say
 from polyfed.errors import InputError, PolyfedError
+from polyfed.machine import available_cores
 
 if TYPE_CHECKING:
     from polyfed.sweep import Cell
@@ -85,7 +85,7 @@ def share_out(cells: list[Cell], jobs: int | None, cores: int | None = None) -> 
     """
     import dataclasses
 
-    cores = cores or _cores()
+    cores = cores or available_cores()
     engine = cells[0].config.engine
     if engine.name == "serial":
         return cells, jobs or min(cores, len(cells))
@@ -102,10 +102,6 @@ def share_out(cells: list[Cell], jobs: int | None, cores: int | None = None) -> 
         for cell in cells
     ]
     return shared, count
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _put_comparison(cells: list[Cell], raw: Any, axes: list[str]) -> None:

@@ -75,15 +75,20 @@ class Client:
         """Train on this client's data; without a loss, by cross-entropy. Keywords override `train` of the config."""
         if "epochs" in settings:
             settings.setdefault("steps", None)  # a method that says epochs means epochs
+        trained = [self.model] if modules is None else list(modules)
+        chosen = [p for m in trained for p in m.parameters()] if parameters is None else list(parameters)
         done = fit(
-            [self.model] if modules is None else modules,
+            trained,
             loss or self.cross_entropy,
             self.train if samples is None else samples,
             dataclasses.replace(self.settings, **settings),  # type: ignore[arg-type]
             self.stream(purpose),
-            parameters=parameters,
+            parameters=chosen,
             adjust=adjust,
         )
+        own = {id(p) for p in self.model.parameters()}
+        if not any(id(p) in own for p in chosen):
+            done = dataclasses.replace(done, aside=True)  # its loss is not the one that curves show
         self.fits.append(done)
         return done
 

@@ -30,32 +30,38 @@ class Cohort:
         *steps: Step,
         shared: Mapping[str, Value] | None = None,
         each: Mapping[str, Mapping[str, Value]] | None = None,
+        out: Outgoing | None = None,
     ) -> Iterator[tuple[str, Payload]]:
         """Run steps at every client and yield the replies one at a time, in client order, failures left out.
 
-        Several steps run one after the other at the client, with the same message, and answer together.
+        Several steps run one after the other at the client, with the same message, and answer together. `out` is
+        what another function has put together to go to all and to each; the keywords come on top of it.
         """
         names = tuple(step.__name__ for step in steps)
-        return self._door.ask(names, self.ids, Outgoing(shared or {}, each or {}))
+        out = out or Outgoing()
+        own = {k: {**out.each.get(k, {}), **each.get(k, {})} for k in {**out.each, **each}} if each else out.each
+        return self._door.ask(names, self.ids, Outgoing({**out.shared, **(shared or {})}, own))
 
     def call(
         self,
         *steps: Step,
         shared: Mapping[str, Value] | None = None,
         each: Mapping[str, Mapping[str, Value]] | None = None,
+        out: Outgoing | None = None,
     ) -> dict[str, Payload]:
         """Run steps at every client; all replies, in client order, failures left out."""
-        return dict(self.stream(*steps, shared=shared, each=each))
+        return dict(self.stream(*steps, shared=shared, each=each, out=out))
 
     def sum(
         self,
         *steps: Step,
         shared: Mapping[str, Value] | None = None,
         each: Mapping[str, Mapping[str, Value]] | None = None,
+        out: Outgoing | None = None,
     ) -> Payload:
         """Run steps at every client; only the total of their replies, added in client order."""
         total: Value = {}
-        for _, reply in self.stream(*steps, shared=shared, each=each):
+        for _, reply in self.stream(*steps, shared=shared, each=each, out=out):
             total = _add(total, dict(reply)) if total else dict(reply)
         return Payload(total if isinstance(total, Mapping) else {})
 

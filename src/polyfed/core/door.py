@@ -12,11 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from polyfed.core.codec import Announced, announce, decode, encode
+from polyfed.core.codec import Announced, Frame, announce, decode, encode
 from polyfed.core.engine import INITIAL, Answer, Call, Engine, Failure, Task, Trained
+from polyfed.core.looks import Look
 from polyfed.core.method import Method, Outgoing
-from polyfed.core.payload import Payload
-from polyfed.core.profile import Profile
+from polyfed.core.payload import Payload, Value
+from polyfed.core.profile import Layout, Profile
 from polyfed.core.schema import Tree, check_announced, check_finite
 from polyfed.core.step import Messages, combined
 from polyfed.errors import PayloadError, RunError
@@ -122,7 +123,7 @@ class Door:
         self.ledger.calls += 1
         call = Call(self.ledger.calls, self.round, steps, tuple(self._label(name) for name in steps))
         shared = encode(out.shared)
-        own = {name: encode(payload) for name, payload in out.each.items()}
+        own = _encoded(out.each)
         tasks = [
             Task(
                 name,
@@ -237,29 +238,61 @@ class Door:
     ) -> dict[str, dict[str, tuple[int, int]]]:
         """Right answers and samples, by measure and client. Not part of the method's traffic, so not counted."""
         started = time.perf_counter()
-        self._evaluations += 1
-        call = Call(-self._evaluations, self.round, measures=measures)
-        tasks = [
-            Task(
-                name,
-                self.ledger.versions.get(name, INITIAL),
-                encode(published.each[name]).data if name in published.each else b"",
-            )
-            for name in clients
-        ]
+        shared, own = encode(published.shared).data, _encoded(published.each)
         found: dict[str, dict[str, tuple[int, int]]] = {}
-        for answer in self._engine.call(call, encode(published.shared).data, tasks):
+        twins = self._twins(clients, own) if self.method.alike() else {name: name for name in clients}
+        one_of_each = list(dict.fromkeys(twins.values()))
+        # Everybody on data of their own; on what is the same for all, one of those who would answer alike.
+        plans = [(clients, tuple(m for m in measures if m != "global")), (one_of_each, ("global",))]
+        if "global" not in measures or len(one_of_each) == len(clients):
+            plans = [(clients, measures)]
+        for asked, wanted in plans:
+            self._evaluations += 1
+            call = Call(-self._evaluations, self.round, measures=wanted)
+            tasks = [
+                Task(name, self.ledger.versions.get(name, INITIAL), own[name].data if name in own else b"")
+                for name in (asked if wanted else ())
+            ]
+            for answer in self._engine.call(call, shared, tasks):
+                if answer.failure is not None:
+                    self._failed(call, answer.client, answer.failure)
+                    continue
+                try:
+                    for name, counts in _right_answers(answer.frame, self._limit).items():
+                        found.setdefault(name, {})[answer.client] = counts
+                except PayloadError as error:
+                    self._failed(call, answer.client, Failure("refused", str(error)))
+        self.meter.evaluated += time.perf_counter() - started
+
+        def of(name: str, client: str) -> tuple[int, int]:
+            """A client that could not be measured counts as one without test samples."""
+            asked = twins[client] if name.startswith("global") else client
+            return found[name].get(asked, (0, 0))
+
+        return {name: {client: of(name, client) for client in clients} for name in found}
+
+    def look(self, clients: Sequence[str], what: Look) -> Iterator[tuple[str, Payload]]:
+        """What clients' own models make of common test samples, one client at a time; failures are left out."""
+        self.settle()
+        started, self._evaluations = time.perf_counter(), self._evaluations + 1
+        call = Call(-self._evaluations, self.round, measures=(what,))
+        tasks = [Task(name, self.ledger.versions.get(name, INITIAL)) for name in clients]
+        for answer in self._engine.call(call, encode({}).data, tasks):
             if answer.failure is not None:
                 self._failed(call, answer.client, answer.failure)
-                continue
-            try:
-                for name, counts in _right_answers(answer.frame, self._limit).items():
-                    found.setdefault(name, {})[answer.client] = counts
-            except PayloadError as error:
-                self._failed(call, answer.client, Failure("refused", str(error)))
-        self.meter.evaluated += time.perf_counter() - started
-        # a client that could not be measured counts as one without test samples
-        return {name: {client: counts.get(client, (0, 0)) for client in clients} for name, counts in found.items()}
+            else:
+                yield answer.client, decode(answer.frame, announce(answer.frame, limit=self._limit))
+        took = time.perf_counter() - started
+        self.meter.evaluated += took
+        self.meter.blocked += took
+
+    def _twins(self, clients: Sequence[str], own: Mapping[str, Frame]) -> dict[str, str]:
+        """For every client the first with the same architecture and the same message: both answer alike."""
+        first: dict[tuple[Layout, str], str] = {}
+        return {
+            name: first.setdefault((self._profiles[name].model, own[name].digest if name in own else ""), name)
+            for name in clients
+        }
 
     # helpers
 
@@ -291,6 +324,15 @@ class Door:
         if old:
             self.ledger.alive[client] = [v for v in self.ledger.alive[client] if v in needed]
         return old
+
+
+def _encoded(each: Mapping[str, Mapping[str, Value]]) -> dict[str, Frame]:
+    """Each client's message; one that several clients share is encoded, and held, once."""
+    made: dict[int, Frame] = {}
+    return {
+        name: made[id(payload)] if id(payload) in made else made.setdefault(id(payload), encode(payload))
+        for name, payload in each.items()
+    }
 
 
 def _right_answers(frame: bytes, limit: int) -> dict[str, tuple[int, int]]:

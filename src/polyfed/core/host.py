@@ -14,6 +14,7 @@ from polyfed.core import rng
 from polyfed.core.client import Client, copy_into, weights_of
 from polyfed.core.codec import Announced, announce, decode, encode
 from polyfed.core.engine import INITIAL, Answer, Call, Failure, StateStore, Task, Trained
+from polyfed.core.looks import LOOKS, look
 from polyfed.core.method import Method
 from polyfed.core.payload import Payload, Value, own_copy
 from polyfed.core.schema import check_announced, check_finite
@@ -65,7 +66,7 @@ class Host:
             client = live.client
             client.seed, client.round, client.fits = self._maker.seed, call.round, []
             if not call.steps:
-                counted = self._evaluate(client, call, task, shared)
+                counted = self._look(client, call) or self._evaluate(client, call, task, shared)
                 self._make_room(keep=task.client)
                 return Answer(task.client, counted, seconds=time.perf_counter() - started)
             reply = self._run(client, call, task, shared)
@@ -83,7 +84,7 @@ class Host:
             self._drop(task.client)  # it may be half changed; its last state is in the store
             words = str(error) if isinstance(error, PolyfedError) else f"{type(error).__name__}: {error}"
             return Answer(task.client, failure=Failure("raised", words, traceback.format_exc()))
-        trained = tuple(Trained(f.loss, f.samples, f.steps) for f in client.fits if f.samples)
+        trained = tuple(Trained(f.loss, f.samples, f.steps) for f in client.fits if f.samples and not f.aside)
         self._make_room(keep=task.client)
         return Answer(task.client, frame, None, live.digest, time.perf_counter() - started, trained)
 
@@ -158,6 +159,12 @@ class Host:
                 copy_into(client.model, kept[0])
                 client.state = kept[1]
         return encode(found).data
+
+    def _look(self, client: Client, call: Call) -> bytes:
+        """What is asked of the client's own model for analysis; nothing where right answers are to be counted."""
+        if call.measures[0] not in LOOKS or self._maker.global_test is None:
+            return b""
+        return encode(look(client, call.measures[0], self._maker.global_test)).data
 
     # states
 

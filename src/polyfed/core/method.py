@@ -13,6 +13,7 @@ from polyfed.core.needs import Needs
 from polyfed.core.payload import Payload, Value
 from polyfed.core.server import Server
 from polyfed.errors import InputError
+from polyfed.training import TrainSettings
 
 if TYPE_CHECKING:
     from polyfed.core.cohort import Cohort
@@ -41,7 +42,12 @@ class Method:
     name: ClassVar[str] = ""
     needs: ClassVar[Needs] = Needs()
     sends: ClassVar[Sends] = Sends()
+    one_model: ClassVar[bool] = False  # keeps one model by core.one_model: sub-models and server filters work with it
     excused: ClassVar[Mapping[str, str]] = {}  # checks of the battery that do not apply, each with its reason
+    tried_with: ClassVar[tuple[str, ...]] = ()  # models that the battery gives to clients, where not any will do
+
+    def check_training(self, settings: TrainSettings) -> None:
+        """Refuse a way of training that the method does not hold for, before the first round."""
 
     def init(self, server: Server) -> None:
         """Once, before the first round."""
@@ -59,6 +65,10 @@ class Method:
 
     def adopt(self, client: Client, msg: Payload) -> None:
         """Make what was published the client's model for an evaluation; undone after it."""
+
+    def alike(self) -> bool:
+        """Whether what is published is all that a client predicts with: then one client of each kind is measured."""
+        return False
 
     def predict(self, client: Client, x: Tensor) -> Tensor:
         """One score per class; the largest is the answer."""

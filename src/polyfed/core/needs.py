@@ -17,10 +17,11 @@ class Needs:
     same_head: bool = False
     same_features: bool = False
     same_classes: bool = True
+    sub_models: bool = False
 
     def names(self) -> list[str]:
         """The requirements that are switched on, in words."""
-        return [_PREDICATES[f.name].words for f in fields(self) if getattr(self, f.name)]
+        return [_WORDS[f.name] for f in fields(self) if getattr(self, f.name)]
 
 
 @dataclass(frozen=True)
@@ -63,10 +64,16 @@ _PREDICATES = {
 }
 
 
+# sub-models are compared with the server's model, not with each other: `models.slicing` finds out what is one
+_WORDS = {name: predicate.words for name, predicate in _PREDICATES.items()} | {
+    "sub_models": "models that are slices of the largest"
+}
+
+
 def violated(needs: Needs, profiles: Sequence[Profile]) -> tuple[str, dict[Hashable, list[Profile]]] | None:
     """The first requirement that does not hold, with the clients in groups that agree; None if all hold."""
     for requirement in fields(needs):
-        if not getattr(needs, requirement.name):
+        if not getattr(needs, requirement.name) or requirement.name not in _PREDICATES:
             continue
         groups: dict[Hashable, list[Profile]] = {}
         for profile in profiles:

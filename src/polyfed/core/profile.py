@@ -22,6 +22,12 @@ class Profile:
     classes: int
     samples: int  # training samples
     spec: str = ""  # what `build` makes this architecture from
+    buffers: frozenset[str] = frozenset()  # of the model's tensors, those that are not trained
+
+    @property
+    def statistics(self) -> Layout:
+        """The running means and variances of its norms."""
+        return tuple(entry for entry in self.model if entry[0].endswith(("running_mean", "running_var")))
 
 
 def layout(module: nn.Module) -> Layout:

@@ -103,9 +103,9 @@ class Tensors(Field):
 
 @dataclass(frozen=True)
 class Weights(Field):
-    """The state of the client's model or of its head, every tensor by name."""
+    """The state of the client's model, of its head, or the running statistics of its norms, every tensor by name."""
 
-    of: Literal["model", "head"] = "model"
+    of: Literal["model", "head", "statistics"] = "model"
 
     def check(self, name: str, seen: Announced, site: _Site) -> None:
         layout: Layout = getattr(site.profile, self.of)

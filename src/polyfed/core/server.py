@@ -7,10 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from polyfed.core import rng
+from polyfed.core.filter import ServerFilter
 from polyfed.core.payload import Payload, Scalar, State, view
 from polyfed.core.profile import Profile
+from polyfed.models.slicing.family import Family
 from polyfed.models.split import SplitModel
 
 Event = dict[str, Scalar | list[float] | list[str]]
@@ -28,6 +31,11 @@ class Server:
     state: State = field(default_factory=dict)
     round: int = 0
     events: list[Event] = field(default_factory=list)
+    kept: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    family: Family | None = None  # one server model and its sub-models; None: all hold the same
+    filter: ServerFilter | None = None  # what an update passes before it moves the server's model
+    histograms: bool = False  # whether this round's update is kept as counts, per layer
+    _by_name: dict[str, Profile] = field(default_factory=dict, repr=False)
 
     @property
     def memory(self) -> Payload:
@@ -44,6 +52,12 @@ class Server:
         """The client with the fewest parameters: its architecture is the auxiliary one, unless a method is told."""
         return min(self.roster, key=lambda p: sum(math.prod(shape) for _, shape, _ in p.model))
 
+    def profile(self, name: str) -> Profile:
+        """What is known of a client."""
+        if not self._by_name:
+            self._by_name.update((profile.name, profile) for profile in self.roster)
+        return self._by_name[name]
+
     def stream(self, purpose: str) -> torch.Generator:
         """The server's random stream of this round for a purpose."""
         return rng.generator(self.seed, purpose, "server", self.round)
@@ -51,3 +65,7 @@ class Server:
     def record(self, kind: str, **facts: Scalar | list[float] | list[str]) -> None:
         """Note something for the run's events, for a figure to be drawn from."""
         self.events.append({"event": kind, "round": self.round, **facts})
+
+    def keep(self, kind: str, **tensors: Tensor) -> None:
+        """Put tensors of this round aside for a figure; they become a file of the run folder."""
+        self.kept[kind] = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}

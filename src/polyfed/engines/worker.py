@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import resource
-import sys
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
@@ -15,6 +13,7 @@ import polyfed.federation  # noqa: F401  (imported once in the zygote, so that e
 from polyfed.core.engine import Call
 from polyfed.core.host import Host
 from polyfed.engines import wire
+from polyfed.machine import peak_rss
 
 
 def warm_up() -> None:
@@ -53,9 +52,3 @@ def make_host(maker: str, description: Mapping[str, Any]) -> Host:
     module, _, name = maker.partition(":")
     function: Callable[[Mapping[str, Any]], Host] = getattr(importlib.import_module(module), name)
     return function(description)
-
-
-def peak_rss() -> int:
-    """Peak resident bytes of this process."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

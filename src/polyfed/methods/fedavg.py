@@ -19,12 +19,15 @@ from polyfed.core import (
     Scalar,
     Sends,
     Server,
+    Value,
     Weights,
     register,
     step,
 )
-from polyfed.core.averaging import WeightedMean
 from polyfed.core.client import weights_of
+from polyfed.core.one_model import Changes, initial, moved, parts
+from polyfed.errors import InputError
+from polyfed.training.noise import noisy
 
 
 @register("fedavg")
@@ -34,34 +37,68 @@ class FedAvg(Method):
 
     BatchNorm statistics are averaged with the weights (`buffers: average`); implementations that walk over
     parameters only keep them at each client, which `buffers: local` does. The server's model is what is evaluated.
+    With `splitting`, clients hold sub-models and every position is averaged over those who hold it.
+    On strongly skewed shares one model for all is far behind local training on each client's own classes (digits,
+    Dirichlet 0.1, ten rounds: 43 against 92 % personal, 42 against 16 % global); that holds for what derives from it.
     """
 
     weights: Literal["samples", "uniform"] = "samples"  # how clients count in the mean (p_k, or all alike)
     buffers: Literal["average", "local"] = "average"  # BatchNorm statistics: averaged, or each client's own
+    server_lr: float = 1.0  # length of the server's step along the mean change of what is trained
+    upload_noise: float = 0.0  # Gaussian noise on uploads, in standard deviations of each tensor's change
 
     needs = Needs(same_architecture=True)
     sends = Sends(up="all weights of the model, and the number of samples", down="all weights of the model")
+    one_model = True
+
+    def __post_init__(self) -> None:
+        if not self.server_lr > 0:
+            raise InputError(f"method.server_lr is {self.server_lr}; a number above 0 is needed")
+        if self.upload_noise < 0:
+            raise InputError(f"method.upload_noise is {self.upload_noise}; 0 (none) or a number above is needed")
 
     def init(self, server: Server) -> None:
-        server.state["model"] = weights_of(server.build(server.roster[0].spec))
+        server.state["model"] = initial(server)
 
     def round(self, server: Server, cohort: Cohort) -> None:
-        mean = WeightedMean()
-        for _, got in cohort.stream(self.train, shared={"model": server.state["model"]}):
-            mean.add(got.weights("model"), got.number("samples") if self.weights == "samples" else 1.0)
-        server.state["model"] = mean.result(server.memory.weights("model"))  # theta <- sum_k p_k theta_k
+        model = server.memory.weights("model")
+        changes = Changes(server, model)
+        for k, got in cohort.stream(self.train, out=parts(server, cohort.ids, model=model)):
+            changes.add(k, got.weights("model"), self.weight(got), times=self.server_lr)
+        server.state["model"] = moved(server, model, changes.mean())  # theta + sum_k p_k (theta_k - theta)
 
     @step(down={"model": Weights()}, up={"model": Weights(), "samples": Scalar(least=0)})
     def train(self, client: Client, msg: Payload) -> Reply:
-        self.adopt(client, msg)
-        client.fit()
-        return {"model": weights_of(client.model), "samples": len(client.train)}
+        self.receive(client, msg)
+        self.learn(client)
+        return self.upload(client, msg)
 
-    def publish(self, server: Server) -> Outgoing:
-        return Outgoing(shared={"model": server.state["model"]})
+    def weight(self, got: Payload) -> float:
+        """How much a client counts: n_k, or 1."""
+        return got.number("samples") if self.weights == "samples" else 1.0
 
-    def adopt(self, client: Client, msg: Payload) -> None:
+    def receive(self, client: Client, msg: Payload) -> None:
         received = msg.weights("model")
         if self.buffers == "local":
             received |= {name: own for name, own in client.model.named_buffers() if name in received}
         client.load(received)
+
+    def learn(self, client: Client) -> None:
+        client.fit()
+
+    def upload(self, client: Client, msg: Payload) -> dict[str, Value]:
+        """What the client made of its part."""
+        trained = weights_of(client.model)
+        if self.upload_noise:
+            names = [name for name, _ in client.model.named_parameters()]
+            trained = noisy(trained, msg.weights("model"), names, self.upload_noise, client.stream("upload noise"))
+        return {"model": trained, "samples": len(client.train)}
+
+    def publish(self, server: Server) -> Outgoing:
+        return parts(server, [profile.name for profile in server.roster], model=server.memory.weights("model"))
+
+    def adopt(self, client: Client, msg: Payload) -> None:
+        self.receive(client, msg)
+
+    def alike(self) -> bool:
+        return self.buffers == "average"

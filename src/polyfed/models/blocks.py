@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 Activation = Callable[[], nn.Module]
 
@@ -42,6 +43,18 @@ class Trunk(nn.Module):
     spatial: bool = True  # whether (N, channels, h, w) comes out, or (N, channels)
 
 
+class StridedPointwise(nn.Conv2d):
+    """A 1x1 convolution with a stride, as one without a stride on every so-manieth pixel: the same numbers.
+
+    oneDNN's own kernel writes past its memory in the backward pass where a channels-last input has few channels
+    (below 8, or 16 with AVX-512; its issue 6035), which ends the process or spoils numbers elsewhere.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        down, across = self.stride
+        return F.conv2d(x[:, :, ::down, ::across], self.weight, self.bias, groups=self.groups)
+
+
 class ConvNormAct(nn.Sequential):
     """Convolution, norm, activation, with the padding that keeps the size at stride 1.
 
@@ -62,7 +75,8 @@ class ConvNormAct(nn.Sequential):
         super().__init__()
         padding = (kernel - 1) // 2
         bias = norm == "none"
-        self.conv = nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=padding, groups=groups, bias=bias)
+        kind = StridedPointwise if kernel == 1 and stride > 1 else nn.Conv2d
+        self.conv = kind(inputs, outputs, kernel, stride=stride, padding=padding, groups=groups, bias=bias)
         self.norm = make_norm(norm, outputs)
         if act is not None:
             self.act = act()

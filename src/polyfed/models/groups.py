@@ -28,6 +28,7 @@ DFFKE_5 = ("resnet18", "mobilenet-v3-small", "mobilenet-v3-large", "shufflenet-v
 DFFKE_10 = ("resnet18", "resnet34", "resnet50", "googlenet", "efficientnet-v2-s", *DFFKE_5[1:], "vit-tiny")
 FEDFREE_8 = ("cnn-fedfree", *RESNETS_FEDVTC, "googlenet", "mobilenet-v2")
 INCO_STAGE = ("resnet10", "resnet14", "resnet18", "resnet22", "resnet26")
+TINY_LEVELS = ((0.5, (2,)), (0.75, (2, 4)), (1.0, (2, 4, 6)))  # width and exits, after stages of two blocks (ScaleFL)
 HTC4_HEADS = (None, "relu-512", "relu-256", "relu-128")
 COMMON_WIDTH = 512  # of the features in FedL2G's and DFFKE's groups
 
@@ -96,6 +97,7 @@ _GROUPS = (
     ModelGroup("tiny-resnets", tuple(ModelSpec(f"tiny-{n}") for n in INCO_STAGE)),
     ModelGroup("tiny-vits", tuple(ModelSpec(f"tiny-vit-{q}") for q in range(2, 7))),
     ModelGroup("tiny-widths", _widths("tiny-resnet-wide", 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1)),
+    ModelGroup("tiny-exits", tuple(ModelSpec("tiny-resnet-wide", width=w, exits=e) for w, e in TINY_LEVELS)),
 )
 GROUPS = {group.name: group for group in _GROUPS}
 

@@ -65,9 +65,10 @@ def register(name: str, factory: Callable[..., nn.Module], *, head: str | None =
     The factory is called with those of `shape`, `classes`, `width` and `norm` that it has parameters for. It gives a
     SplitModel, or any module whose last layer, a Linear, is called `head` (dotted for an inner module).
     """
-    if name in ARCHITECTURES or "@" in name or not name:
+    if name in ARCHITECTURES or "@" in name or ":" in name or not name:
         raise InputError(
-            f"A model cannot be registered as '{name}': allowed is a name without '@' that polyfed does not use."
+            f"A model cannot be registered as '{name}': allowed is a name without '@' and ':' that polyfed does not "
+            "use."
         )
     if not callable(factory):
         raise InputError(f"Model '{name}': the factory is a {type(factory).__name__}, a function is needed.")
@@ -85,6 +86,10 @@ def build(spec: ModelSpec | str, *, shape: tuple[int, int, int], classes: int) -
         )
     if classes < 2:
         raise InputError(f"Model '{spec.name}': there are {classes} classes, 2 or more are needed.")
+    if spec.exits is not None:
+        from polyfed.models.slicing.exits import build_with_exits  # which builds the model without exits by this
+
+        return build_with_exits(spec, spec.exits, shape=shape, classes=classes)
     if spec.name in _registered:
         return _build_own(spec, _registered[spec.name], shape, classes)
     if spec.name not in ARCHITECTURES:

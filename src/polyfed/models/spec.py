@@ -47,6 +47,7 @@ class ModelSpec:
     head: str | None = None  # None: one linear layer | relu-256, tanh-768: one hidden layer in between
     dropout: float | None = None  # on the features; None keeps the model's own
     pool_input: int | None = None  # average-pool larger images to this size first
+    exits: tuple[int, ...] | None = None  # answer after so many blocks, each time; the model ends with the last
     mean: tuple[float, ...] = (0.5,)  # input normalisation, one value or one per channel
     std: tuple[float, ...] = (0.5,)
 
@@ -72,6 +73,12 @@ class ModelSpec:
             raise InputError(f"Model '{self.name}': adapter conv_pool needs feature_map, which is not set.")
         if self.pool_input is not None and self.pool_input < 1:
             raise InputError(f"Model '{self.name}': pool_input is {self.pool_input}, allowed is 1 or more.")
+        if self.exits is not None and (
+            not self.exits or any(b <= a for a, b in zip((0, *self.exits), self.exits, strict=False))
+        ):
+            raise InputError(
+                f"Model '{self.name}': exits are {list(self.exits)}, allowed are ascending numbers of blocks from 1."
+            )
         if min(self.std, default=0.0) <= 0 or not self.mean:
             raise InputError(
                 f"Model '{self.name}': input normalisation has mean {self.mean} and std {self.std}, "
@@ -80,8 +87,9 @@ class ModelSpec:
 
     @property
     def label(self) -> str:
-        """The name a list shows: the architecture, and its width where that is not 1."""
-        return self.name if self.width == 1 else f"{self.name}@{self.width:g}"
+        """The name a list shows: the architecture, its width where that is not 1, and where it answers early."""
+        width = "" if self.width == 1 else f"@{self.width:g}"
+        return self.name + width + (":" + "-".join(map(str, self.exits)) if self.exits else "")
 
     @property
     def text(self) -> str:
@@ -90,14 +98,19 @@ class ModelSpec:
 
     @classmethod
     def parse(cls, text: str) -> ModelSpec:
-        """The reverse of `text` and `label`: 'resnet26@0.5' is the architecture at half width."""
+        """The reverse of `text` and `label`: 'resnet26@0.5:3-6' is half as wide, with exits after blocks 3 and 6."""
         if text.startswith("{"):
             return cls.from_json(json.loads(text))
-        name, at, width = text.partition("@")
-        if not at:
-            return cls(name)
+        sized, colon, depths = text.partition(":")
+        name, at, width = sized.partition("@")
         try:
-            return cls(name, width=float(width))
+            exits = tuple(int(depth) for depth in depths.split("-")) if colon else None
+        except ValueError:
+            raise InputError(
+                f"Model '{text}': the exits after ':' are '{depths}', numbers of blocks such as 3-6 are needed."
+            ) from None
+        try:
+            return cls(name, width=float(width) if at else 1.0, exits=exits)
         except ValueError:
             raise InputError(f"Model '{text}': the width after '@' is '{width}', a number is needed.") from None
 
@@ -144,7 +157,7 @@ def _fits(key: str, value: object) -> bool:
         return isinstance(value, int) and not isinstance(value, bool)
     if not isinstance(value, list | tuple):
         return False
-    if key == "feature_map":
+    if key in ("feature_map", "exits"):
         return all(isinstance(v, int) and not isinstance(v, bool) for v in value)
     return all(_is_number(v) for v in value)
 

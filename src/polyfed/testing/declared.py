@@ -11,7 +11,6 @@ from polyfed.core.codec import announce
 from polyfed.errors import InputError
 from polyfed.testing.battery import check
 from polyfed.testing.lab import SHARES, Lab
-from polyfed.testing.wrappers import Watching
 
 # Two models that differ in exactly what each need is about.
 UNLIKE: dict[str, list[Any]] = {
@@ -41,13 +40,30 @@ def frozen_dataclass_of_json_fields(lab: Lab) -> None:
 
 
 @check
+def models_that_are_no_slices_are_refused(lab: Lab) -> None:
+    """Where clients must hold slices of one server model, others are refused before anything is written."""
+    folder = lab.new_folder()
+    if not lab.method.needs.sub_models:
+        return
+    try:
+        lab.experiment(lab.settings(SHARES[:2], models={"group": ["tiny-cnn", "tiny-mlp"]}, rounds=1), folder)
+    except InputError as refusal:
+        said = str(refusal)
+        assert "is no sub-model of" in said, f"the refusal does not say what is wrong: {said}"
+    else:
+        raise AssertionError("clients whose models are no slices of one were accepted")
+    assert not folder.exists(), "the models were refused after the run folder had been made"
+
+
+@check
 def needs_hold_before_round_one(lab: Lab) -> None:
     """A need that is broken is refused before anything is written; without the need the combination runs."""
     for need, models in UNLIKE.items():
         settings = lab.settings(SHARES[:2], models={"group": models}, rounds=1)
         roster = lab.federation(lab.config(SHARES[:2], models={"group": models})).profiles()
         if needs_room.violated(lab.method.needs, roster) is None:
-            lab.experiment(settings)
+            if not lab.method.needs.sub_models:
+                lab.experiment(settings)
             continue
         folder = lab.new_folder()
         try:
@@ -73,9 +89,8 @@ def one_label_space_where_needed(lab: Lab) -> None:
 @check
 def sends_says_what_flows(lab: Lab) -> None:
     """`sends` says something exactly for the directions in which fields travel."""
-    watching = Watching()
-    lab.run(wrap=watching).whole()
-    for way, seen in (("up", watching.up), ("down", watching.down)):
+    reference = lab.reference()
+    for way, seen in (("up", reference.up), ("down", reference.down)):
         fields = {name for message in seen for frame in message.frames for name in announce(frame).sizes()}
         words = getattr(lab.method.sends, way)
         assert bool(fields) == (words != "nothing"), (

@@ -17,8 +17,8 @@ from polyfed.core.step import Reply, combined
 from polyfed.core.tables import ClassTable
 from polyfed.errors import PayloadError
 from polyfed.testing.battery import check
-from polyfed.testing.lab import Lab
-from polyfed.testing.wrappers import Watching, each_tensor, with_steps_watched
+from polyfed.testing.lab import SHARES, Lab
+from polyfed.testing.wrappers import each_tensor, with_steps_watched
 
 
 @check
@@ -33,7 +33,7 @@ def inputs_not_modified(lab: Lab) -> None:
             changed.append(name)
         return reply
 
-    lab.run(method=with_steps_watched(lab.method, watch)(**lab.fields)).whole()
+    lab.run(lab.config(SHARES[:3]), method=with_steps_watched(lab.method, watch)(**lab.fields)).whole()
     assert not changed, f"the step '{changed[0]}' changes the message that it received"
 
 
@@ -53,7 +53,7 @@ def only_tensors_and_scalars(lab: Lab) -> None:
                 wrong.append(f"the {where} of step '{name}' cannot be encoded: {error}")
         return reply
 
-    outcome = lab.run(method=with_steps_watched(lab.method, watch)(**lab.fields))
+    outcome = lab.run(lab.config(SHARES[:3]), method=with_steps_watched(lab.method, watch)(**lab.fields))
     wrong.extend(f"the server's state holds {what}" for what in _strangers("", outcome.server))
     assert not wrong, wrong[0]
     outcome.whole()
@@ -73,11 +73,10 @@ def _strangers(path: str, value: object) -> Iterator[str]:
 @check
 def wrong_messages_refused_by_name(lab: Lab) -> None:
     """NaN, wrong shapes, missing and unknown fields are refused in both directions, and the field is named."""
-    watching = Watching()
-    lab.run(wrap=watching).whole()
+    reference = lab.reference()
     federation = lab.federation(lab.config())
     profiles = {profile.name: profile for profile in federation.profiles()}
-    for way, seen in (("up", watching.up), ("down", watching.down)):
+    for way, seen in (("up", reference.up), ("down", reference.down)):
         for message in seen:
             schema: Schema = getattr(combined(federation.method, message.steps), way)
             fields = {name: value for frame in message.frames for name, value in decode(frame).items()}
@@ -139,12 +138,11 @@ def _refusal(fields: Mapping[str, Any], schema: Schema, method: object, profile:
 @check
 def counted_bytes_are_the_sent_bytes(lab: Lab) -> None:
     """What the run says it sent is, to the byte, what went to and came from the engine."""
-    watching = Watching()
-    outcome = lab.run(wrap=watching).whole()
-    for way, seen in (("up", watching.up), ("down", watching.down)):
+    reference = lab.reference()
+    for way, seen in (("up", reference.up), ("down", reference.down)):
         sent = sum(len(frame) for message in seen for frame in message.frames)
-        fields = sum(sum(getattr(meter, way).values()) for meter in outcome.meters)
-        overhead = sum(getattr(meter, f"overhead_{way}") for meter in outcome.meters)
+        fields = sum(sum(getattr(meter, way).values()) for meter in reference.meters)
+        overhead = sum(getattr(meter, f"overhead_{way}") for meter in reference.meters)
         assert sent == fields + overhead, f"{sent} bytes went {way}, but {fields} + {overhead} were counted"
         tensors = sum(sum(announce(frame).sizes().values()) for message in seen for frame in message.frames)
         assert tensors == fields, f"fields of {tensors} bytes went {way}, but {fields} were counted"

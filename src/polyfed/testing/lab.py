@@ -6,8 +6,11 @@ of a second. Files go to a temporary folder that ends with the lab.
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,12 +20,14 @@ import numpy as np
 from polyfed import api
 from polyfed import federation as federations
 from polyfed.config import Config, parse
+from polyfed.core.door import Meter
 from polyfed.core.method import Method
 from polyfed.data import dataset as datasets
 from polyfed.data import partition_file
 from polyfed.federation import Federation
 from polyfed.runs.store import FolderStore
 from polyfed.testing.rounds import Outcome, Stage, Wrap, play
+from polyfed.testing.wrappers import Seen, Watching
 
 CLASSES = 4
 PER_CLASS = 40
@@ -39,6 +44,35 @@ def pictures(per_class: int, stream: np.random.Generator) -> tuple[Any, Any]:
     return np.clip(patterns[labels] + noise, 0, 1), labels
 
 
+@cache
+def _data() -> tuple[datasets.Dataset, tempfile.TemporaryDirectory[str]]:
+    """The pictures, made once in a process, and the folder that holds them until it ends."""
+    folder = tempfile.TemporaryDirectory(prefix="polyfed-lab-data-")
+    stream = np.random.Generator(np.random.PCG64(5))
+    train, test = pictures(PER_CLASS, stream), pictures(5, stream)
+    names = [f"class {c}" for c in range(CLASSES)]
+    return datasets.from_arrays("lab", *train, *test, class_names=names, cache=Path(folder.name)), folder
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The plain run of a method, with which other runs are compared, and every message of it."""
+
+    hash: str
+    meters: tuple[Meter, ...]
+    up: tuple[Seen, ...]
+    down: tuple[Seen, ...]
+
+
+@lru_cache(maxsize=2)
+def _reference(method: type[Method], fields: str) -> Reference:
+    """Made once for all checks of a method that are run one after the other."""
+    with Lab(method, json.loads(fields)) as lab:
+        watching = Watching()
+        outcome = lab.run(wrap=watching).whole()
+    return Reference(outcome.hash, tuple(outcome.meters), tuple(watching.up), tuple(watching.down))
+
+
 class Lab:
     """Makes federations for a method and runs them. Use it as a context manager."""
 
@@ -47,13 +81,12 @@ class Lab:
         self.fields = dict(fields)
         # a model with BatchNorm, which is the harder case, where all must have the same
         self.models: list[Any] | str = ["tiny-resnet"] if method.needs.same_architecture else "tiny4"
+        if method.needs.sub_models:
+            self.models = list(method.tried_with) or ["tiny-resnet@0.5", "tiny-resnet"]
         self._temporary = tempfile.TemporaryDirectory(prefix="polyfed-lab-")
         self.folder = Path(self._temporary.name)
         self._runs = 0
-        stream = np.random.Generator(np.random.PCG64(5))
-        train, test = pictures(PER_CLASS, stream), pictures(5, stream)
-        names = [f"class {c}" for c in range(CLASSES)]
-        self.data = datasets.from_arrays("lab", *train, *test, class_names=names, cache=self.folder / "cache")
+        self.data = _data()[0]
 
     def __enter__(self) -> Self:
         return self
@@ -105,7 +138,12 @@ class Lab:
         roster = federation.profiles()
         federation.check_needs(roster)
         return play(
-            Stage(federation, roster, federation.common_model),
+            Stage(
+                federation,
+                roster,
+                federation.common_model,
+                federation.family if federation.method.one_model else None,
+            ),
             chosen.rounds,
             wrap=wrap,
             evaluate=evaluate,
@@ -113,6 +151,10 @@ class Lab:
             selected=selected,
             store=FolderStore(self.new_folder()),
         )
+
+    def reference(self) -> Reference:
+        """What the plain run of the method ends with and sends; no client fails in it."""
+        return _reference(self.method, json.dumps(self.fields, sort_keys=True))  # type: ignore[arg-type]  # a class
 
     def experiment(self, settings: Mapping[str, Any], folder: Path | None = None, **options: Any) -> dict[str, Any]:
         """The same through the front door: a run folder, checkpoints, and the engine that the settings name."""

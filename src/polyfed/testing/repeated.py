@@ -11,14 +11,14 @@ import torch
 
 from polyfed.core import rng
 from polyfed.testing.battery import check
-from polyfed.testing.lab import Lab
+from polyfed.testing.lab import SHARES, Lab
 from polyfed.testing.wrappers import Backwards
 
 
 @check
 def serial_equals_pool(lab: Lab) -> None:
     """Two worker processes give the state hash of the serial engine."""
-    here = lab.run().whole().hash
+    here = lab.reference().hash
     there = lab.experiment(lab.settings(engine={"name": "pool", "workers": 2}))["state_hash"]
     assert there == here, "the pool's result differs from the serial engine's"
 
@@ -26,7 +26,7 @@ def serial_equals_pool(lab: Lab) -> None:
 @check
 def stopped_and_resumed(lab: Lab) -> None:
     """A run that breaks off in its second round and is started again ends like one that did not."""
-    settings = lab.settings(rounds=3, checkpoint={"seconds": 0.0})
+    settings = lab.settings(SHARES[:2], rounds=3, checkpoint={"seconds": 0.0})
     straight = lab.experiment(settings)
     folder = lab.new_folder()
     try:
@@ -65,7 +65,7 @@ class _Breaker:
 @check
 def order_of_clients_is_irrelevant(lab: Lab) -> None:
     """Serving the clients of a call in another order changes nothing."""
-    assert lab.run(wrap=Backwards()).whole().hash == lab.run().hash, "the result depends on who is served first"
+    assert lab.run(wrap=Backwards()).whole().hash == lab.reference().hash, "the result depends on who is served first"
 
 
 @check
@@ -74,7 +74,7 @@ def little_memory_changes_nothing(lab: Lab) -> None:
 
     Finds what survives a step without being state: frozen parameters, modules put onto the model, live references.
     """
-    assert lab.run(memory=1).whole().hash == lab.run().hash, (
+    assert lab.run(memory=1).whole().hash == lab.reference().hash, (
         "the result depends on what stays in memory between calls"
     )
 
@@ -82,8 +82,9 @@ def little_memory_changes_nothing(lab: Lab) -> None:
 @check
 def global_random_state_untouched(lab: Lab) -> None:
     """No draw comes from torch's, numpy's or Python's global generator, and none of them is moved."""
+    config = lab.config(SHARES[:3])
     before = _global_state()
-    first = lab.run(evaluate=True).whole().hash
+    first = lab.run(config, evaluate=True).whole().hash
     for name, state in _global_state().items():
         assert state == before[name], f"the global random state of {name} was changed"
     kept = np.random.get_state(), random.getstate()
@@ -91,7 +92,7 @@ def global_random_state_untouched(lab: Lab) -> None:
         np.random.set_state(np.random.RandomState(12345).get_state())
         random.setstate(random.Random(12345).getstate())
         with rng.seeded("another global state"):
-            second = lab.run(evaluate=True).hash
+            second = lab.run(config, evaluate=True).hash
     finally:
         np.random.set_state(kept[0])
         random.setstate(kept[1])
@@ -109,4 +110,4 @@ def _global_state() -> dict[str, str]:
 @check
 def evaluation_leaves_no_trace(lab: Lab) -> None:
     """States are the same whether clients were evaluated or not."""
-    assert lab.run(evaluate=True).whole().hash == lab.run().hash, "evaluating changed the state of the run"
+    assert lab.run(evaluate=True).whole().hash == lab.reference().hash, "evaluating changed the state of the run"

@@ -17,6 +17,7 @@ from polyfed.core.profile import Profile
 from polyfed.core.server import Server
 from polyfed.engines.serial import SerialEngine
 from polyfed.experiment import kept, one_torch_thread
+from polyfed.models.slicing import Family
 from polyfed.models.split import SplitModel
 from polyfed.results import state_hash
 from polyfed.training import Samples
@@ -98,6 +99,7 @@ class Stage:
     maker: ClientMaker
     roster: tuple[Profile, ...]
     build: Callable[[str], SplitModel]
+    family: Family | None = None
 
 
 def stage(handmade: Handmade) -> Stage:
@@ -119,7 +121,7 @@ def play(
     method = on.maker.method
     serial: Engine = SerialEngine(Host(on.maker, states, memory, 1 << 30))
     door = Door(method, wrap(serial) if wrap else serial, on.roster)
-    server = Server(on.roster, on.roster[0].classes, rounds, on.maker.seed, on.build)
+    server = Server(on.roster, on.roster[0].classes, rounds, on.maker.seed, on.build, family=on.family)
     everyone = tuple(profile.name for profile in on.roster)
     outcome = Outcome(server.state, door.ledger, states)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -33,3 +35,8 @@ def kl_divergence(
     p, q = (target / temperature).log_softmax(1), (logits / temperature).log_softmax(1)
     apart = F.kl_div(q, p, reduction="batchmean", log_target=True) * temperature**2
     return apart / logits.shape[1] if reduction == "mean" else apart
+
+
+def squared_distance(parameters: Iterable[Tensor], anchors: Iterable[Tensor]) -> Tensor:
+    """The sum over tensors of ||p - a||^2: the proximal term without its weight."""
+    return torch.stack([(p - a).square().sum() for p, a in zip(parameters, anchors, strict=True)]).sum()

@@ -2,15 +2,20 @@
 
 from polyfed.models.slicing.cutting import cut, cut_specs, skeleton
 from polyfed.models.slicing.exits import EarlyExits, build_with_exits
-from polyfed.models.slicing.index import Cut, Index, Rule, drawn, extract, only_rows, prefix, window
+from polyfed.models.slicing.family import Family
+from polyfed.models.slicing.index import Cut, Index, Rule, drawn, extract, only_rows, prefix, select, window
 from polyfed.models.slicing.layout import block_names, classifier_tensors
 from polyfed.models.slicing.owners import OwnerMean, coverage
+from polyfed.models.slicing.pooling import PooledStatistics, statistics_of
+from polyfed.models.slicing.scaling import divided
 
 __all__ = [
     "Cut",
     "EarlyExits",
+    "Family",
     "Index",
     "OwnerMean",
+    "PooledStatistics",
     "Rule",
     "block_names",
     "build_with_exits",
@@ -18,10 +23,13 @@ __all__ = [
     "coverage",
     "cut",
     "cut_specs",
+    "divided",
     "drawn",
     "extract",
     "only_rows",
     "prefix",
+    "select",
     "skeleton",
+    "statistics_of",
     "window",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Container, Sequence
+from dataclasses import replace
 from itertools import islice
 
 from torch import Tensor, nn
@@ -114,7 +115,7 @@ def build_with_exits(
     sub-model of a ScaleFL level is built with the first depths of the server model, at its own width.
     """
     spec = ModelSpec.parse(spec) if isinstance(spec, str) else spec
-    model = build(spec, shape=shape, classes=classes)
+    model = build(replace(spec, exits=None), shape=shape, classes=classes)
     trunk = dict(model.backbone.named_children()).get("trunk", model.backbone)
     blocks = trunk_blocks(trunk)
     if not depths or any(b <= a for a, b in zip((0, *depths), depths, strict=False)) or depths[-1] > len(blocks):

@@ -1,0 +1,100 @@
+"""Linear CKA: its range, what it does not see, and that signatures give the same numbers from the disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from polyfed.analysis.cka import BLOCK, Signatures, linear_cka, mean_off_diagonal
+from polyfed.analysis.tsne import flat_map
+from polyfed.errors import InputError
+from polyfed.training.kernels import centred_gram, signature
+
+few = settings(max_examples=25, deadline=None)
+seeds, widths, samples = st.integers(0, 999), st.integers(1, 9), st.integers(3, 12)
+
+
+def features(seed: int, n: int, d: int) -> Tensor:
+    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@given(seeds, samples, widths)
+@few
+def test_equal_features_are_alike(seed: int, n: int, d: int) -> None:
+    x = features(seed, n, d)
+    assert linear_cka(x, x) == pytest.approx(1)
+
+
+@given(seeds, seeds, samples, widths, widths)
+@few
+def test_range_symmetry_and_the_form_by_kernels(a: int, b: int, n: int, p: int, q: int) -> None:
+    x, y = features(a, n, p), features(b, n, q)
+    value = linear_cka(x, y)
+    assert -1e-12 <= value <= 1 + 1e-9
+    assert linear_cka(y, x) == pytest.approx(value)
+    k, m = centred_gram(x), centred_gram(y)
+    assert float((k * m).sum() / (k.norm() * m.norm())) == pytest.approx(value)  # Eq. (7)
+
+
+@given(seeds, seeds, samples, widths, st.sampled_from([1e-3, -2.0, 50.0]))
+@few
+def test_rotating_scaling_and_shifting_change_nothing(a: int, b: int, n: int, d: int, scale: float) -> None:
+    x, y = features(a, n, d), features(b, n, 4)
+    turn = torch.linalg.qr(features(a + 1, d, d)).Q
+    moved = scale * x @ turn + features(b + 1, 1, d)
+    assert linear_cka(moved, y) == pytest.approx(linear_cka(x, y), abs=1e-9)
+
+
+def test_by_hand() -> None:
+    # X = (1, -1, 0, 0), Y = (0, 0, 1, -1): centred, orthogonal. With Z = X + Y: (X.Z)^2 / (X.X Z.Z) = 4 / (2 * 4).
+    x, y = torch.tensor([[1.0], [-1], [0], [0]]), torch.tensor([[0.0], [0], [1], [-1]])
+    assert linear_cka(x, y) == 0
+    assert linear_cka(x, x + y) == pytest.approx(0.5)
+    assert linear_cka(x, torch.ones(4, 3)) == 0  # the same for all samples: alike to nothing
+
+
+@given(seeds, seeds, samples, widths, widths)
+@few
+def test_signatures_multiply_to_cka(a: int, b: int, n: int, p: int, q: int) -> None:
+    x, y = features(a, n, p), features(b, n, q)
+    one, other = signature(x), signature(y)
+    assert one.shape == (n * (n + 1) // 2,)
+    assert float(one @ other) == pytest.approx(linear_cka(x, y), abs=1e-5)
+
+
+def test_a_matrix_in_blocks_is_the_matrix(tmp_path: Path) -> None:
+    count = BLOCK + 3  # more than fits in one block
+    seen = [features(k, 8, 1 + k % 4) for k in range(count)]
+    kept = Signatures(tmp_path)
+    for k, x in enumerate(seen):
+        own = {"block 10": signature(x), "features": signature(x), "block 2": signature(2 * x)}
+        kept.add(str(k), own if k else {**own, "block 11": signature(x)})
+    assert kept.common == ("block 2", "block 10", "features")  # what only the first has is left out
+    expected = torch.tensor([[linear_cka(x, y) for y in seen] for x in seen], dtype=torch.float32)
+    for layer in kept.common:
+        assert torch.allclose(kept.matrix(layer), expected, atol=1e-5)
+    assert kept.names == tuple(str(k) for k in range(count))
+
+
+def test_the_mean_is_over_pairs_of_different_clients() -> None:
+    assert mean_off_diagonal(torch.tensor([[1.0, 0.2], [0.4, 1.0]])) == pytest.approx(0.3)
+    assert mean_off_diagonal(torch.ones(1, 1)) == 1
+
+
+def test_a_map_keeps_groups_together_and_is_the_same_every_time() -> None:
+    noise = features(0, 20, 5).numpy()
+    vectors = noise * 0.1 + np.repeat(np.eye(5)[:2] * 20, 10, axis=0)
+    places = flat_map(vectors)
+    assert places.shape == (20, 2)
+    assert np.array_equal(places, flat_map(vectors))
+    centres = places[:10].mean(0), places[10:].mean(0)
+    nearer = [int(np.linalg.norm(p - centres[0]) > np.linalg.norm(p - centres[1])) for p in places]
+    assert nearer == [0] * 10 + [1] * 10
+    with pytest.raises(InputError, match="at least 4 vectors"):
+        flat_map(vectors[:3])
