@@ -10,7 +10,7 @@ from typing import Literal
 
 from torch import nn
 
-from polyfed.core import Needs, Sends, Server, register, rng
+from polyfed.core import Server, register, rng
 from polyfed.core.method import reject_zero
 from polyfed.errors import InputError
 from polyfed.methods.fedktl import FedKTL
@@ -38,24 +38,7 @@ class FedKTLLite(FedKTL):
     sha256: str = ""  # for `trained`: checksum of the checkpoint; checked where given
     pretraining: str = ""  # for `trained`: what the generator was trained on, data that no client holds
     latent_width: int = 64  # H, numbers in a latent
-    guidance: float = 50.0  # mu, weight of the regression from images to their latents
-    alignment: float = 1.0  # lambda, pull to the class centroids at the server
-    margin: float = 0.5  # m, added to the angle to the right class
-    scale: float = 64.0  # s, of the cosines
-    server_lr: float = 0.01  # of Adam at the server
-    server_epochs: int = 100  # E_s, passes of the server over what was uploaded
-    server_batch: int = 100  # uploaded vectors in a step of the server
-    clip_norm: float = 100.0  # largest gradient, at clients and at the server
-    persist_projection: bool = False  # clients go on with their trained projection, not from the server's copy
-    min_class_count: int = 1  # classes with fewer samples are not sent
-    allow_degenerate: bool = False  # accept guidance 0, which trains alone against the simplex
     generator: Literal["random", "texture", "trained"] = "random"  # what stands in for the pretrained generator
-
-    needs = Needs(same_features=True, same_classes=True)
-    sends = Sends(
-        up="mean direction per class on a sphere, with counts, and the size of images",
-        down="a generated image and its latent per class, and once the simplex and a projection",
-    )
 
     def __post_init__(self) -> None:
         reject_zero(self, "guidance")

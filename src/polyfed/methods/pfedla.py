@@ -1,0 +1,202 @@
+"""pFedLA: layer-wised model aggregation for personalized federated learning.
+
+Ma, Zhang, Guo, Xu; CVPR 2022, Algorithm 1.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.core import (
+    Client,
+    Cohort,
+    Method,
+    Needs,
+    Payload,
+    Reply,
+    Sends,
+    Server,
+    Tree,
+    Weights,
+    register,
+    rng,
+    step,
+)
+from polyfed.core.client import copy_into, weights_of
+from polyfed.core.payload import Weights as Named
+from polyfed.errors import InputError
+
+DEPTH = 3  # hidden layers of a hypernetwork
+
+
+@register("pfedla")
+@dataclass(frozen=True)
+class PFedLA(Method):
+    """pFedLA: the server mixes a model for each client, layer by layer, with weights that a hypernetwork learns.
+
+    The server keeps a model and a hypernetwork for each client, so its memory grows with their number (recorded in
+    the `pfedla` events). A layer is one module's weight and bias. Two popular unofficial versions step the
+    hypernetwork away from the trained model, and a single one for all is another method; here each client has its
+    own, and the mixed model moves toward the trained one. A row of weights that ReLU has put to zero becomes the
+    client's own layer, and is recorded as a warning.
+    """
+
+    hyper_lr: float = 0.005  # step size of the hypernetworks
+    embedding: int = 100  # length of a client's embedding
+    hidden: int = 100  # width of the hypernetworks' three hidden layers
+    local_layers: int = 0  # HeurpFedLA: so many layers of largest own weight stay at the client and are not sent down
+    buffers: Literal["local", "average"] = "local"  # BatchNorm statistics: each client's own, or mixed as their layer
+    allow_degenerate: bool = False  # accept hyper_lr 0, with which the mixing weights stay random
+
+    needs = Needs(same_architecture=True)
+    sends = Sends(up="all weights of the model", down="weights of a model that was mixed for the client")
+
+    def __post_init__(self) -> None:
+        if self.hyper_lr == 0 and not self.allow_degenerate:
+            raise InputError(
+                "method.hyper_lr is 0, with which the mixing weights of PFedLA stay random; use a number above 0, or "
+                "set method.allow_degenerate: true"
+            )
+        if self.hyper_lr < 0 or self.local_layers < 0 or min(self.embedding, self.hidden) < 1:
+            raise InputError(
+                f"method has hyper_lr {self.hyper_lr}, local_layers {self.local_layers}, embedding {self.embedding}, "
+                f"hidden {self.hidden}; the first two may not be negative, the others must be at least 1"
+            )
+
+    def init(self, server: Server) -> None:
+        server.state["initial"] = weights_of(server.build(server.roster[0].spec))
+        layers = len(self.layers(server))
+        if self.local_layers > layers:
+            raise InputError(f"method.local_layers is {self.local_layers}, but the model has {layers} layers")
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        models = [self.model(server, profile.name) for profile in server.roster]  # theta_1 ... theta_N
+        nets = {k: self.hypernetwork(server, k) for k in cohort.ids}
+        free = {k: self.mixing_weights(server, k, net) for k, net in nets.items()}
+        local = {k: self.local_rows(server, k, alpha.detach()) for k, alpha in free.items()}
+        alphas = {k: torch.where(local[k][:, None], self.one_hot(server, k), alpha) for k, alpha in free.items()}
+        mixed = {k: self.mixed(server, models, k, alpha.detach()) for k, alpha in alphas.items()}
+        each = {k: {"model": self.without(server, local[k], bar)} for k, bar in mixed.items()}
+        for k, got in cohort.stream(self.train, each=each):
+            trained = got.weights("model")
+            change = {name: trained[name].double() - bar.double() for name, bar in mixed[k].items()}  # Delta_k
+            self.learn_to_mix(server, nets[k], alphas[k], models, change)
+            server.state[f"hypernetwork {k}"] = weights_of(nets[k])
+            server.state[f"model {k}"] = trained  # theta_k <- bar theta_k + Delta_k
+        self.note(server, alphas)
+
+    def mixing_weights(self, server: Server, k: str, net: Hypernetwork) -> Tensor:
+        """alpha_k, one row for each layer and one column for each client: relu(out), made to sum to 1."""
+        out = net().relu()
+        total = out.sum(1, keepdim=True)
+        alive = total > 0
+        if not alive.all():
+            dead = int((~alive).sum())
+            server.record("warning", message=f"{dead} rows of client {k}'s mixing weights are 0; its own layers stay")
+        return torch.where(alive, out / torch.where(alive, total, torch.ones_like(total)), self.one_hot(server, k))
+
+    def local_rows(self, server: Server, k: str, alpha: Tensor) -> Tensor:
+        """HeurpFedLA: the layers of largest own weight, for a client that has layers of its own."""
+        rows = torch.zeros(len(alpha), dtype=torch.bool)
+        if f"model {k}" in server.state:
+            order = alpha[:, self.column(server, k)].sort(descending=True, stable=True).indices
+            rows[order[: self.local_layers]] = True
+        return rows
+
+    def mixed(self, server: Server, models: list[Named], k: str, alpha: Tensor) -> Named:
+        """bar theta_k^l = sum_j alpha_k^{l,j} theta_j^l."""
+        own = models[self.column(server, k)]
+        bar, counted = dict(own), server.roster[0].buffers
+        for row, names in zip(alpha.double().tolist(), self.layers(server).values(), strict=True):
+            for name in names:
+                if own[name].is_floating_point() and (name not in counted or self.buffers == "average"):
+                    terms = (a * theta[name].double() for a, theta in zip(row, models, strict=True) if a)
+                    bar[name] = sum(terms, torch.zeros_like(own[name], dtype=torch.float64)).to(own[name].dtype)
+        return bar
+
+    def without(self, server: Server, local: Tensor, bar: Named) -> Named:
+        """The mixed model without the layers that stay at the client."""
+        layers = zip(local.tolist(), self.layers(server).values(), strict=True)
+        stay = {name for is_local, names in layers if is_local for name in names}
+        return {name: tensor for name, tensor in bar.items() if name not in stay}
+
+    @step(down={"model": Tree()}, up={"model": Weights()})
+    def train(self, client: Client, msg: Payload) -> Reply:
+        client.load(weights_of(client.model) | msg.weights("model"))
+        client.fit()
+        return {"model": weights_of(client.model)}
+
+    def learn_to_mix(
+        self, server: Server, net: Hypernetwork, alpha: Tensor, models: list[Named], change: Named
+    ) -> None:
+        """(v_k, psi_k) <- (v_k, psi_k) - eta_h J^T (-Delta_k), J = d bar theta_k / d (v_k, psi_k)."""
+        counted = server.roster[0].buffers
+        along = [  # d <bar theta_k^l, -Delta_k^l> / d alpha_k^{l,j} = -<theta_j^l, Delta_k^l>
+            [-sum(float((theta[n] * change[n]).sum()) for n in names if n not in counted) for theta in models]
+            for names in self.layers(server).values()
+        ]
+        parameters = list(net.parameters())
+        slopes = torch.autograd.grad((alpha * torch.tensor(along)).sum(), parameters, allow_unused=True)
+        with torch.no_grad():
+            for parameter, slope in zip(parameters, slopes, strict=True):
+                if slope is not None:
+                    parameter.sub_(slope, alpha=self.hyper_lr)
+
+    def note(self, server: Server, alphas: dict[str, Tensor]) -> None:
+        own = [float(alpha.detach()[:, self.column(server, k)].mean()) for k, alpha in alphas.items()]
+        held = dict.fromkeys(("model", "hypernetwork"), 0.0)
+        for name, value in server.state.items():
+            kind = name.partition(" ")[0]
+            if kind in held and isinstance(value, dict):
+                held[kind] += sum(t.nbytes for t in value.values() if isinstance(t, Tensor))
+        server.record(
+            "pfedla", clients=list(alphas), own_weight=own, models=held["model"], hypernetworks=held["hypernetwork"]
+        )
+
+    def model(self, server: Server, k: str) -> Named:
+        """theta_k as the client last trained it, or the initial one."""
+        return server.memory.weights(f"model {k}" if f"model {k}" in server.state else "initial")
+
+    def hypernetwork(self, server: Server, k: str) -> Hypernetwork:
+        with rng.seeded(server.seed, "pfedla", k):
+            net = Hypernetwork(self.embedding, self.hidden, len(self.layers(server)), len(server.roster))
+        if f"hypernetwork {k}" in server.state:
+            copy_into(net, server.memory.weights(f"hypernetwork {k}"))
+        return net
+
+    def layers(self, server: Server) -> dict[str, list[str]]:
+        """The tensors of every module that has parameters: what shares its mixing weights."""
+        grouped: dict[str, list[str]] = {}
+        for name in server.memory.weights("initial"):
+            grouped.setdefault(name.rpartition(".")[0], []).append(name)
+        return {module: names for module, names in grouped.items() if {*names} - server.roster[0].buffers}
+
+    def one_hot(self, server: Server, k: str) -> Tensor:
+        """Weights that leave a client its own model."""
+        rows = torch.zeros(len(self.layers(server)), len(server.roster))
+        rows[:, self.column(server, k)] = 1
+        return rows
+
+    def column(self, server: Server, k: str) -> int:
+        return [profile.name for profile in server.roster].index(k)
+
+
+class Hypernetwork(nn.Module):
+    """An embedding, hidden layers, and for each layer of the model one output for each client."""
+
+    def __init__(self, embedding: int, hidden: int, layers: int, clients: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(1, embedding)
+        widths = [embedding, *[hidden] * DEPTH]
+        inner = [part for a, b in itertools.pairwise(widths) for part in (nn.Linear(a, b), nn.ReLU())]
+        self.body = nn.Sequential(*inner, nn.Linear(hidden, layers * clients))
+        self.shape = (layers, clients)
+
+    def forward(self) -> Tensor:
+        out: Tensor = self.body(self.embedding.weight).reshape(self.shape)
+        return out

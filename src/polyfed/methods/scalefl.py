@@ -1,0 +1,99 @@
+"""ScaleFL: resource-adaptive federated learning with heterogeneous clients.
+
+Ilhan, Su, Liu; CVPR 2023, Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from polyfed.core import Client, Payload, Reply, Scalar, Server, Tensors, Tree, Value, register, step
+from polyfed.core.method import reject_zero
+from polyfed.errors import InputError
+from polyfed.methods.heterofl import HeteroFL
+from polyfed.models.slicing import EarlyExits
+from polyfed.training import Loss
+from polyfed.training.losses import kl_divergence
+
+
+@register("scalefl")
+@dataclass(frozen=True)
+class ScaleFL(HeteroFL):
+    """ScaleFL: slices by width and by depth with early exits, and the last exit teaches those before it.
+
+    A client's level is its model: `tiny-resnet-wide@0.75:2-4` has three quarters of the channels and exits after
+    blocks 2 and 4. Slicing, averaging and BatchNorm are HeteroFL's; what lies beyond a client's last exit it does not
+    hold. The last exit is detached where it teaches, the divergence is a sum over classes, and its weight is not 0:
+    the released code does none of these. It evaluates by the statistics of the test batch (`bn: batch`), divides by
+    the width rate then too (`scaler: always`), and rounds widths down instead of up. What is evaluated is the last
+    exit of each client's slice.
+    """
+
+    mask_absent_classes: bool = False  # classes a client lacks: out of its loss, and their rows out of its share
+    clip_norm: float | None = None  # largest norm of a gradient; null leaves it to train.clip_norm
+    gamma: float = 0.05  # weight of the divergence between an exit and the last
+    temperature: float = 3.0  # T of both softmaxes
+    distil_from: float = 0.25  # the share of the rounds after which the divergence counts
+    kl_reduction: Literal["batchmean", "mean"] = "batchmean"  # mean divides by the classes too, as released
+    allow_degenerate: bool = False  # accept gamma 0, which leaves the exits to themselves
+
+    tried_with = ("tiny-resnet-wide@0.5:2", "tiny-resnet-wide:2-4-6")
+
+    def __post_init__(self) -> None:
+        reject_zero(self, "gamma")
+        for name, right in (("temperature", self.temperature > 0), ("distil_from", 0 <= self.distil_from <= 1)):
+            if not right:
+                allowed = "a number above 0" if name == "temperature" else "a share from 0 to 1"
+                raise InputError(f"method.{name} is {getattr(self, name)}; {allowed} is needed")
+
+    def init(self, server: Server) -> None:
+        family = server.family
+        for spec in family.members if family is not None else ():
+            if not isinstance(family and family.skeleton(spec), EarlyExits):
+                raise InputError(
+                    f"ScaleFL needs models with early exits, but {spec} has none; name them after a colon "
+                    f"({spec.partition(':')[0]}:1-2 answers after blocks 1 and 2), or use the group tiny-exits"
+                )
+        super().init(server)
+
+    def news(self, server: Server) -> Mapping[str, Value]:
+        return {"distils": server.round > self.distil_from * server.rounds}
+
+    @step(
+        down={"model": Tree(), "rate": Scalar(least=0), "distils": Scalar("flag")},
+        up={
+            "model": Tree(like="model"),
+            "samples": Scalar(least=0),
+            "present": Tensors(("classes",), torch.bool, optional=True),
+        },
+    )
+    def train(self, client: Client, msg: Payload) -> Reply:
+        return super().train(client, msg)
+
+    def loss(self, client: Client, msg: Payload) -> Loss:
+        model = client.model
+        assert isinstance(model, EarlyExits)  # init has seen to it
+
+        def weighted(x: Tensor, y: Tensor) -> Tensor | tuple[Tensor, ...]:
+            return self.exit_losses([self.masked(client, o) for o in model.logits(x)], y, bool(msg["distils"]))
+
+        return weighted
+
+    def exit_losses(self, outputs: Sequence[Tensor], y: Tensor, distils: bool) -> Tensor | tuple[Tensor, ...]:
+        """sum_j j CE(o_j) / (E (E+1) / 2), and gamma T^2 KL(o_E || o_j) likewise for all but the last."""
+        total = len(outputs) * (len(outputs) + 1) / 2
+        early, last = list(enumerate(outputs[:-1], 1)), outputs[-1]
+        task = torch.stack([j * F.cross_entropy(o, y) for j, o in enumerate(outputs, 1)]).sum() / total
+        if not (distils and early):
+            return task
+        apart = [j * self._divergence(last.detach(), o) for j, o in early]
+        return task, self.gamma * torch.stack(apart).sum() / total
+
+    def _divergence(self, teacher: Tensor, output: Tensor) -> Tensor:
+        return kl_divergence(teacher, output, temperature=self.temperature, reduction=self.kl_reduction)

@@ -1,0 +1,36 @@
+"""What the tests of methods with sub-models share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polyfed.core.codec import decode
+from polyfed.core.payload import Payload
+from polyfed.core.server import Server
+from polyfed.models import build
+from polyfed.testing.lab import Lab
+from polyfed.testing.wrappers import Watching
+
+HALF, WHOLE = "tiny-resnet@0.5", "tiny-resnet"  # what clients of the lab have, in turn
+# HeteroFL without what FedAvg does not have
+PLAIN: dict[str, Any] = {"mask_absent_classes": False, "bn": "average", "clip_norm": None}
+
+
+def server_of(lab: Lab, **changed: Any) -> Server:
+    """The server before its first round."""
+    federation = lab.federation(lab.config(**changed))
+    server = federation.server(federation.profiles())
+    federation.method.init(server)
+    return server
+
+
+def replies(watching: Watching, step: str) -> dict[str, Payload]:
+    """What clients answered to a step, the last time."""
+    return {m.client: decode(m.frames[0]) for m in watching.up if m.steps == (step,)}
+
+
+def sizes(spec: str) -> tuple[int, int]:
+    """Numbers that are trained, and running means and variances."""
+    model = build(spec, shape=(1, 8, 8), classes=4)
+    statistics = [t.numel() for n, t in model.state_dict().items() if n.endswith(("running_mean", "running_var"))]
+    return sum(p.numel() for p in model.parameters()), sum(statistics)

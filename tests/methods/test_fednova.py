@@ -1,0 +1,140 @@
+"""FedNova: its normalisers, the normalised mean, and what equals FedAvg to the last bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from polyfed.core.client import weights_of
+from polyfed.core.payload import Payload
+from polyfed.errors import InputError
+from polyfed.methods.fedavg import FedAvg
+from polyfed.methods.fednova import FedNova
+from polyfed.testing.lab import SHARES, Lab
+from polyfed.testing.rounds import Handmade, play, stage
+from polyfed.training import TrainSettings
+
+LABELS = ([0, 1, 2], [0, 0, 1, 2, 2])
+
+
+@pytest.mark.parametrize(
+    ("weights", "changed"),
+    [
+        ("samples", {}),
+        ("uniform", {"models": {"group": ["tiny-mlp"]}}),
+        ("samples", {"splitting": "stage", "models": {"group": "tiny-resnets"}}),
+        ("uniform", {"splitting": "width", "models": {"group": ["tiny-resnet@0.5", "tiny-resnet"]}}),
+    ],
+    ids=["batchnorm", "plain", "stages", "widths"],
+)
+def test_equal_numbers_of_steps_are_fedavg_to_the_last_bit(weights: Any, changed: dict[str, Any]) -> None:
+    with Lab(FedNova, {}) as lab:
+        config = lab.config(train={"batch_size": 4, "lr": 0.05, "momentum": 0.9, "steps": 3}, **changed)
+        nova = lab.run(config, method=FedNova(weights=weights)).whole()
+        avg = lab.run(config, method=FedAvg(weights=weights)).whole()
+    assert nova.hash == avg.hash
+
+
+def test_unequal_numbers_of_steps_are_not_fedavg() -> None:
+    with Lab(FedNova, {}) as lab:
+        config = lab.config(((16, 0, 0, 0), *SHARES[1:]))
+        assert lab.run(config).whole().hash != lab.run(config, method=FedAvg()).whole().hash
+
+
+def test_the_normalised_mean_by_hand(linears: Any) -> None:
+    # Uniform, a = (2, 1): theta + tau_eff (D_0/2 + D_1/1)/2 with tau_eff = (2 + 1)/2 and D_k = theta_k - theta.
+    make = linears()
+    method = FedNova(weights="uniform", epochs=[2, 1])
+    start = weights_of(make.model())
+    changes = []
+    for k, labels in enumerate(LABELS):
+        client = make.client(str(k), labels)
+        client.round, client.step = 1, "train"
+        got: Any = method.train(client, Payload({"model": start}))
+        assert got["normaliser"] == [2.0, 1.0][k]
+        changes.append({n: t - start[n] for n, t in got["model"].items()})
+    outcome = play(stage(Handmade(method, make.several(*LABELS)))).whole()
+    fixed = play(stage(Handmade(FedNova(weights="uniform", epochs=[2, 1], tau_eff=6.0), make.several(*LABELS))))
+    after: Any = outcome.server["model"]
+    longer: Any = fixed.whole().server["model"]
+    for name, old in start.items():
+        direction = (changes[0][name] / 2 + changes[1][name]) / 2
+        assert torch.allclose(after[name], old + 1.5 * direction, rtol=1e-5, atol=1e-7)
+        assert torch.allclose(longer[name], old + 6.0 * direction, rtol=1e-5, atol=1e-6)
+
+
+def test_who_takes_more_steps_does_not_pull_harder(linears: Any) -> None:
+    # With small steps a gradient hardly changes on the way: D_k is a_k times the client's own gradient step s_k.
+    # FedNova moves along (s_0 + s_1)/2 whatever the numbers of steps; FedAvg along (10 s_0 + s_1)/2.
+    make = linears(settings={"lr": 1e-4})
+    start = weights_of(make.model())["head.weight"]
+
+    def moved(epochs: list[int]) -> torch.Tensor:
+        method = FedNova(weights="uniform", epochs=epochs)
+        model: Any = play(stage(Handmade(method, make.several(*LABELS)))).whole().server["model"]
+        change: torch.Tensor = (model["head.weight"] - start).flatten()
+        return torch.nn.functional.normalize(change, dim=0)
+
+    assert moved([10, 1]) @ moved([1, 1]) == pytest.approx(1, abs=1e-3)
+    assert moved([1, 10]) @ moved([1, 1]) == pytest.approx(1, abs=1e-3)
+
+
+def test_who_took_no_step_is_left_out(linears: Any) -> None:
+    make = linears()
+    both = play(stage(Handmade(FedNova(epochs=[0, 2]), make.several(*LABELS)))).whole()
+    alone = play(stage(Handmade(FedNova(epochs=[0, 2]), make.several(*LABELS))), selected=lambda n: ("1",)).whole()
+    idle = play(stage(Handmade(FedNova(epochs=[0, 0]), make.several(*LABELS)))).whole()
+    one: Any = both.server["model"]
+    other: Any = alone.server["model"]
+    still: Any = idle.server["model"]
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert all(torch.equal(still[name], t) for name, t in weights_of(make.model()).items())
+
+
+def test_normalisers() -> None:
+    # Momentum 0.5, two steps: the first gradient moves by 1 + 0.5, the second by 1: a = 2.5. Proximal with eta mu =
+    # 0.1: the first step is shrunk by 0.9 in the second: a = 0.9 + 1.
+    assert FedNova().normaliser(TrainSettings(), 7) == 7
+    assert FedNova().normaliser(TrainSettings(momentum=0.5), 2) == pytest.approx(2.5)
+    assert FedNova(mu=1.0).normaliser(TrainSettings(lr=0.1), 2) == pytest.approx(1.9)
+    assert FedNova().normaliser(TrainSettings(momentum=1e-9), 7) == pytest.approx(7)
+    assert FedNova(mu=1e-9).normaliser(TrainSettings(lr=0.1), 7) == pytest.approx(7, rel=1e-4)
+    assert FedNova(allow_step_count=True).normaliser(TrainSettings(optimizer="adam"), 7) == 7
+
+
+def test_momentum_normaliser_is_what_momentum_does() -> None:
+    # with a constant gradient of 1 and a step size of 1, theta ends at -a
+    theta = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([theta], lr=1.0, momentum=0.7)
+    for _ in range(5):
+        theta.grad = torch.ones(1)
+        optimizer.step()
+    assert -theta.item() == pytest.approx(FedNova().normaliser(TrainSettings(momentum=0.7), 5), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "train", "said"),
+    [
+        ({}, {"optimizer": "adam"}, "no normaliser known for Adam"),
+        ({"mu": 0.1}, {"momentum": 0.9}, "momentum together with a proximal term"),
+    ],
+)
+def test_unknown_normalisers_are_refused_before_anything_runs(fields: Any, train: Any, said: str) -> None:
+    with Lab(FedNova, fields) as lab:
+        folder = lab.new_folder()
+        with pytest.raises(InputError, match=said):
+            lab.experiment(lab.settings(train=train), folder)
+        assert not folder.exists()
+
+
+def test_adam_with_step_counts_runs() -> None:
+    with Lab(FedNova, {"allow_step_count": True}) as lab:
+        outcome = lab.run(lab.config(train={"optimizer": "adam", "batch_size": 8})).whole()
+    assert outcome.ledger.digests
+
+
+def test_wrong_fields_are_refused() -> None:
+    with pytest.raises(InputError, match="tau_eff is 0"):
+        FedNova(tau_eff=0.0)

@@ -1,0 +1,164 @@
+"""InclusiveFL: what types share, what is their own, and the momentum that a larger type gives to a smaller."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.methods.sub_models import replies, server_of, sizes
+from torch import Tensor
+
+from polyfed.core.payload import Payload
+from polyfed.errors import InputError
+from polyfed.methods.inclusivefl import InclusiveFL
+from polyfed.testing.lab import SHARES, Lab
+from polyfed.testing.wrappers import Watching
+
+# Blocks by stage: (1, 1, 2, 2), (2, 2, 2, 2) and (2, 2, 3, 3).
+SMALL, MIDDLE, LARGE = "tiny-resnet14", "tiny-resnet18", "tiny-resnet22"
+N = [sum(share) for share in SHARES]
+CONV, SECOND = "layers.0.conv.weight", "layers.1.conv.weight"
+
+
+def block(stage: int, number: int, tensor: str = SECOND) -> str:
+    return f"backbone.trunk.stages.{stage}.{number}.{tensor}"
+
+
+class Played:
+    """One round of two clients of different types: what was there, what they made of it, what the server made."""
+
+    def __init__(self, group: list[str], rounds: int = 1, **fields: Any) -> None:
+        with Lab(InclusiveFL, fields) as lab:
+            models = {"group": group}
+            watching = Watching()
+            outcome = lab.run(lab.config(SHARES[:2], models=models, rounds=rounds), wrap=watching).whole()
+            self.server = server_of(lab, models=models)
+        self.before = self.server.memory.weights("model")
+        self.server.state = outcome.server
+        self.method = InclusiveFL(**fields)
+        self.trained = {k: got.weights("model") for k, got in replies(watching, "train").items()}
+        self.after = {k: Payload(m).weights("model") for k, m in self.method.publish(self.server).each.items()}
+
+    def made(self, client: str, name: str) -> Tensor:
+        """The change that a client sent."""
+        return self.trained[client][name].double() - self.before[name].double()
+
+    def moved(self, client: str, name: str) -> Tensor:
+        """The change of the model of a client's type."""
+        return self.after[client][name].double() - self.before[name].double()
+
+
+def same(a: Tensor, b: Tensor) -> None:
+    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_without_momentum_layers_are_averaged_and_tops_are_private() -> None:
+    found = Played([SMALL, LARGE], beta=0.0, allow_degenerate=True)
+    n = N[0] + N[1]
+    for name in (
+        "backbone.trunk.stem.0.conv.weight",
+        block(2, 0),
+        block(0, 0),
+    ):  # the only block of a stage is shared
+        mean = (N[0] * found.made("0", name) + N[1] * found.made("1", name)) / n
+        for k in "01":
+            same(found.moved(k, name), mean)
+    for name in (block(2, 1), block(3, 1), "head.weight"):  # tops of the smaller, where the larger goes on
+        if name != "head.weight":
+            same(
+                found.moved("1", name), found.made("1", name)
+            )  # in the larger nobody shares it: both hold it, one as top
+        same(found.moved("0", name), found.made("0", name))
+    same(found.moved("1", "head.weight"), found.made("1", "head.weight"))
+
+
+def test_with_beta_1_a_top_moves_like_the_mean_of_the_larger_types_blocks() -> None:
+    # Stage 2: the smaller type's top is block 1, the larger has blocks 1 and 2 there.
+    found = Played([SMALL, LARGE], beta=1.0)
+    for stage in (2, 3):
+        for tensor in (CONV, SECOND, "layers.0.norm.weight"):
+            mean = (found.made("1", block(stage, 1, tensor)) + found.made("1", block(stage, 2, tensor))) / 2
+            same(found.moved("0", block(stage, 1, tensor)), mean)
+    same(found.moved("0", "head.weight"), found.made("0", "head.weight"))
+    statistic = block(2, 1, "layers.0.norm.running_mean")
+    same(found.moved("0", statistic), found.made("0", statistic))  # statistics get no momentum
+
+
+def test_momentum_is_a_share() -> None:
+    found = Played([SMALL, LARGE])  # beta = 0.2
+    name = block(3, 1)
+    m = (found.made("1", name) + found.made("1", block(3, 2))) / 2
+    same(found.moved("0", name), 0.8 * found.made("0", name) + 0.2 * m)
+
+
+def test_equal_numbers_of_blocks_give_no_momentum() -> None:
+    # Stages 2 and 3 have two blocks in both types; in stages 0 and 1 the smaller's only block is shared.
+    found = Played([SMALL, MIDDLE], beta=1.0)
+    for stage in (2, 3):
+        for k in "01":
+            same(found.moved(k, block(stage, 1)), found.made(k, block(stage, 1)))
+
+
+def test_tops_can_be_private_or_shared_everywhere() -> None:
+    private = Played([SMALL, LARGE], beta=1.0, private_top=True)
+    # Block 0 of stage 1: its second convolution has partners in blocks 0 and 1 of the larger type; its first one and
+    # its shortcut have another shape than block 1's, or none there, and move by themselves.
+    name = block(1, 0)
+    same(private.moved("0", name), (private.made("1", name) + private.made("1", block(1, 1))) / 2)
+    for tensor in (CONV, "shortcut.conv.weight"):
+        same(private.moved("0", block(1, 0, tensor)), private.made("0", block(1, 0, tensor)))
+    shared = Played([SMALL, LARGE], private_top=False, share_head=True)
+    for name in (block(1, 0), block(2, 1), "head.weight"):
+        mean = (N[0] * shared.made("0", name) + N[1] * shared.made("1", name)) / (N[0] + N[1])
+        same(shared.moved("0", name), mean)
+        assert torch.equal(shared.after["0"][name], shared.after["1"][name])
+
+
+def test_shared_layers_are_the_same_bits_in_all_types_after_every_round() -> None:
+    for rounds in (1, 2):
+        found = Played([SMALL, LARGE], rounds=rounds)
+        tops = tuple(f"backbone.trunk.stages.{stage}.1." for stage in (2, 3))
+        shared = [name for name in found.after["0"] if not name.startswith((*tops, "head."))]
+        assert block(2, 0) in shared and "backbone.trunk.stem.0.norm.running_mean" in shared
+        assert all(torch.equal(found.after["0"][name], found.after["1"][name]) for name in shared)
+        assert not torch.equal(found.after["0"]["head.weight"], found.after["1"]["head.weight"])
+
+
+def test_an_absent_type_keeps_its_own_and_gives_no_momentum() -> None:
+    with Lab(InclusiveFL, {"beta": 1.0}) as lab:
+        models = {"group": [SMALL, LARGE]}
+        watching = Watching()
+        config = lab.config(models=models, rounds=1)
+        outcome = lab.run(config, wrap=watching, selected=lambda number: ("0",)).whole()
+        server = server_of(lab, models=models)
+    before = server.memory.weights("model")
+    server.state = outcome.server
+    trained = replies(watching, "train")["0"].weights("model")
+    small, large = (Payload(InclusiveFL().publish(server).each[k]).weights("model") for k in "01")
+    assert all(torch.equal(small[name], trained[name]) for name in trained)  # the mean over one type is its own
+    for name in ("head.weight", block(2, 2), block(2, 1)):
+        assert torch.equal(large[name], before[name])
+    assert torch.equal(large[block(2, 0)], trained[block(2, 0)])
+
+
+def test_the_model_of_the_type_travels_each_way() -> None:
+    with Lab(InclusiveFL, {}) as lab:
+        meters = lab.run().whole().meters
+    total = 0
+    for spec, clients, norms in (("tiny-resnet10", 3, 12), ("tiny-resnet18", 2, 20)):
+        theta, statistics = sizes(spec)
+        total += clients * (4 * (theta + statistics) + 8 * norms)
+    for meter in meters:
+        assert meter.up == {"model": total, "samples": 0} and meter.down == {"model": total}
+
+
+@pytest.mark.parametrize(("fields", "said"), [({"beta": 0.0}, "switches InclusiveFL off"), ({"beta": 1.5}, "0 to 1")])
+def test_wrong_options_are_refused(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        InclusiveFL(**fields)
+
+
+def test_slices_by_width_are_refused() -> None:
+    with Lab(InclusiveFL, {}) as lab, pytest.raises(InputError, match=r"tiny-resnet10@0.5 is narrower than"):
+        lab.experiment(lab.settings(models={"group": ["tiny-resnet10@0.5", "tiny-resnet10"]}))

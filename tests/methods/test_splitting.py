@@ -1,0 +1,250 @@
+"""Methods that keep one server model, with clients that hold parts of it; and what they send."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from polyfed import catalogue
+from polyfed.core.client import weights_of
+from polyfed.core.payload import Payload
+from polyfed.errors import InputError
+from polyfed.methods.fedavg import FedAvg
+from polyfed.models import ModelSpec, build
+from polyfed.models.slicing import cut_specs, extract
+from polyfed.splitting import splittable_methods
+from polyfed.testing.lab import SHARES, Lab
+
+STAGES: dict[str, Any] = {"splitting": "stage", "models": {"group": "tiny-resnets"}}
+WIDTHS: dict[str, Any] = {"splitting": "width", "models": {"group": ["tiny-resnet@0.5", "tiny-resnet"]}}
+APART: dict[str, Any] = {"splitting": "architecture", "models": {"group": ["tiny-cnn", "tiny-mlp"]}}
+DEPTHS: dict[str, Any] = {"splitting": "layer", "models": {"group": ["tiny-vit-2", "tiny-vit-3"]}}
+METHODS = ["fedavg", "fedprox", "fednova", "scaffold", "moon", "per-fedavg"]
+
+
+def test_these_methods_leave_it_to_the_config_what_clients_hold() -> None:
+    assert set(splittable_methods()) == set(METHODS)
+
+
+# B5, test 1: all clients at the largest level are the plain method
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_clients_that_hold_everything_are_the_plain_method(method: str) -> None:
+    with Lab(catalogue.load(method), {}) as lab:
+        plain = lab.run(lab.config(models={"group": ["tiny-resnet"]}))
+        held = lab.run(lab.config(splitting="width", models={"group": ["tiny-resnet"], "server": "tiny-resnet"}))
+    assert plain.whole().hash == held.whole().hash
+
+
+# every position is averaged over those who hold it (B5 test 2 is in test_scaffold.py, test 3 in test_fednova.py)
+
+
+@pytest.mark.parametrize("changed", [STAGES, WIDTHS, DEPTHS], ids=["stage", "width", "layer"])
+def test_positions_are_averaged_over_their_holders(changed: dict[str, Any]) -> None:
+    with Lab(FedAvg, {"weights": "uniform"}) as lab:
+        config = lab.config(rounds=1, **changed)
+        federation = lab.federation(config)
+        outcome = lab.run(config).whole()
+        trained = {p.name: outcome.client(p.name).weights("model") for p in federation.profiles()}
+    server: Any = outcome.server["model"]
+    family = federation.family
+    total = {name: torch.zeros_like(t, dtype=torch.float64) for name, t in server.items() if t.is_floating_point()}
+    count = {name: torch.zeros_like(t) for name, t in total.items()}
+    for profile in federation.profiles():
+        for name, index in family.cut(profile.spec).items():
+            if name in total:  # laid out by hand: a block of the tensor, its leading positions on every axis
+                shape = tuple(slice(0, size) for size in trained[profile.name][name].shape)
+                assert all(kept is None or kept.tolist() == list(range(len(kept))) for kept in index)
+                total[name][shape] += trained[profile.name][name].double()
+                count[name][shape] += 1
+    for name, t in total.items():
+        assert bool((count[name] > 0).all())
+        assert torch.allclose(server[name].double(), t / count[name], rtol=1e-5, atol=1e-7), name
+
+
+def test_what_nobody_holds_keeps_its_bits() -> None:
+    with Lab(FedAvg, {}) as lab:
+        config = lab.config(splitting="stage", models={"group": ["tiny-resnet10"], "server": "tiny-resnet26"})
+        after: Any = lab.run(config).whole().server["model"]
+        federation = lab.federation(config)
+        before = weights_of(federation.common_model("tiny-resnet26"))
+        held = federation.family.cut(federation.specs[0].text)
+    assert 0 < len(held) < len(before)
+    assert all(torch.equal(after[name], t) for name, t in before.items() if name not in held)
+    assert not all(torch.equal(after[name], before[name]) for name in held)
+
+
+def test_equal_architectures_share_and_others_do_not() -> None:
+    # clients 0, 2, 4 have one, 1 and 3 the other: what 1 and 3 do leaves the first architecture alone
+    with Lab(FedAvg, {}) as lab:
+        config = lab.config(rounds=1, **APART)
+        both = lab.run(config).whole()
+        one = lab.run(config, selected=lambda number: ("0", "2", "4")).whole()
+        family = lab.federation(config).family
+        specs = [spec.text for spec in lab.federation(config).specs]
+    a: Any = both.server["model"]
+    b: Any = one.server["model"]
+    mine, theirs = (family.name(spec, "") for spec in specs[:2])
+    assert all(torch.equal(a[name], b[name]) for name in a if name.startswith(mine))
+    assert not all(torch.equal(a[name], b[name]) for name in a if name.startswith(theirs))
+
+
+# B5, test 4
+
+
+def test_layer_slices_have_the_servers_features_and_stage_slices_those_of_the_first_stage() -> None:
+    x = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    seen: dict[str, list[list[list[torch.Tensor]]]] = {}
+    for kind, (whole, part) in {
+        "layer": ("tiny-vit-4", "tiny-vit-2"),
+        "stage": ("tiny-resnet26", "tiny-resnet18"),
+    }.items():
+        big, small = (build(ModelSpec(name), shape=(1, 8, 8), classes=4).eval() for name in (whole, part))
+        index = cut_specs(whole, part, shape=(1, 8, 8), classes=4)
+        small.load_state_dict(extract(weights_of(big), index))
+        seen[kind] = [_outputs(model, x) for model in (big, small)]
+    deep, shallow = seen["layer"]
+    assert [len(stage) for stage in deep] == [4] and [len(stage) for stage in shallow] == [2]
+    assert all(torch.equal(a, b) for a, b in zip(deep[0], shallow[0], strict=False))
+    deep, shallow = seen["stage"]
+    assert {len(stage) for stage in deep} == {3} and {len(stage) for stage in shallow} == {2}
+    assert all(torch.equal(a, b) for a, b in zip(deep[0], shallow[0], strict=False))
+    assert not torch.allclose(deep[1][0], shallow[1][0])  # its input lacks the last block of stage 1
+
+
+def _outputs(model: Any, x: torch.Tensor) -> list[list[torch.Tensor]]:
+    """What every block gives, by stage."""
+    from polyfed.models.slicing import block_names
+
+    found: dict[str, torch.Tensor] = {}
+    names = block_names(model)
+    for stage in names:
+        for name in stage:
+            model.get_submodule(name).register_forward_hook(
+                lambda module, args, out, name=name: found.__setitem__(name, out.detach())
+            )
+    with torch.no_grad():
+        model(x)
+    return [[found[name] for name in stage] for stage in names]
+
+
+# refusals, before anything runs
+
+
+@pytest.mark.parametrize(
+    ("method", "changed", "said"),
+    [
+        ("fedavg", {"models": {"group": "tiny-resnets"}}, "needs one architecture"),
+        ("fedavg", {**STAGES, "splitting": "width"}, "splitting is 'width', but .* is cut by depth"),
+        ("fedavg", {**WIDTHS, "splitting": "stage"}, "has fewer channels .* use splitting: width"),
+        ("fedavg", {**STAGES, "splitting": "layer"}, "use splitting: stage"),
+        ("fedavg", {**DEPTHS, "splitting": "stage"}, "has 1 stage; use splitting: layer"),
+        ("fedavg", {"splitting": "stage", "models": {"group": "tiny4"}}, "is no sub-model of"),
+        ("fedavg", {"splitting": "depth"}, "splitting is 'depth': expected 'none', 'layer'"),
+        ("pfedla", STAGES, "PFedLA does not keep one server model; set splitting: none, or use one of"),
+        ("fedproto", STAGES, "FedProto does not keep one server model"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_sentence(method: str, changed: dict[str, Any], said: str) -> None:
+    with Lab(catalogue.load(method), {}) as lab:
+        folder = lab.new_folder()
+        with pytest.raises(InputError, match=said) as refusal:
+            lab.experiment(lab.settings(**changed), folder)
+        assert not folder.exists() and "\n" not in str(refusal.value)
+
+
+# AllSmall, AllLarge (A9)
+
+
+@pytest.mark.parametrize(("assign", "member"), [("smallest", "tiny-resnet10"), ("largest", "tiny-resnet26")])
+def test_one_member_for_all_is_fedavg_built_by_hand(assign: str, member: str) -> None:
+    with Lab(FedAvg, {}) as lab:
+        chosen = lab.config(SHARES[:3], rounds=1, models={"group": "tiny-resnets", "assign": assign})
+        built = lab.config(SHARES[:3], rounds=1, models={"group": [member]})
+        federation = lab.federation(chosen)
+        assert lab.run(chosen).whole().hash == lab.run(built).whole().hash
+    sizes = [
+        sum(p.numel() for p in build(ModelSpec(f"tiny-resnet{n}"), shape=(1, 8, 8), classes=4).parameters())
+        for n in (10, 14, 18, 22, 26)
+    ]
+    own = sum(p.numel() for p in federation.make("0").model.parameters())
+    assert own == (min(sizes) if assign == "smallest" else max(sizes))
+    assert any("capacities are ignored" in note for note in federation.partition.notes)
+
+
+# bytes (baselines, section 5)
+
+
+@pytest.mark.parametrize(
+    ("method", "changed"),
+    [(name, {}) for name in (*METHODS, "pfedla")] + [(name, STAGES) for name in ("fedavg", "scaffold", "moon")],
+    ids=lambda value: value if isinstance(value, str) else value.get("splitting", "one-model"),
+)
+def test_bytes_are_those_of_the_formulas(method: str, changed: dict[str, Any]) -> None:
+    # theta_k both ways; SCAFFOLD's controls once more the parameters; MOON's projection d 256 + 256 + 256^2 + 256
+    # numbers. Buffers of BatchNorm come on top (R3): statistics in floats, a counter in eight bytes.
+    with Lab(catalogue.load(method), {}) as lab:
+        config = lab.config(rounds=1, **changed)
+        models = [lab.federation(config).make(str(k)).model for k in range(5)]
+        meter = lab.run(config).whole().meters[0]
+    state = sum(t.nbytes for model in models for t in model.state_dict().values())
+    parameters = sum(p.nbytes for model in models for p in model.parameters())
+    down = {"model": state}
+    if method == "scaffold":
+        down["control"] = parameters
+    if method == "moon":
+        down["projection"] = sum(4 * (model.feature_dim * 256 + 256 + 256 * 256 + 256) for model in models)
+    numbers = {} if method == "pfedla" else {"samples": 0} | ({"normaliser": 0} if method == "fednova" else {})
+    assert meter.down == down
+    assert meter.up == down | numbers  # a number is part of a message's frame, which is counted as overhead
+
+
+# noise on uploads
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_noise_is_on_the_upload_alone_and_as_strong_as_asked(method: str, linears: Any) -> None:
+    kind: Any = catalogue.load(method)
+    make = linears(pixels=60, features=60, norm=True, settings={"batch_size": 4})
+    start = weights_of(make.model())
+    names = [name for name, _ in make.model().named_parameters()]
+    replies: list[Any] = []
+    for level in (0.0, 0.5):
+        client = make.client("0", [0, 0, 1, 2, 2, 1, 0, 1])
+        msg = {"model": start}
+        if method == "scaffold":
+            msg["control"] = {name: torch.zeros_like(start[name]) for name in names}
+        made: Any = kind(upload_noise=level)
+        replies.append((made.train(client, Payload(msg))["model"], weights_of(client.model)))
+    (clean, held_clean), (noisy, held_noisy) = replies
+    assert all(torch.equal(held_clean[name], held_noisy[name]) for name in start)  # the client keeps what it trained
+    assert all(torch.equal(clean[name], held_clean[name]) for name in start)
+    for name in start:
+        if name not in names:
+            assert torch.equal(noisy[name], clean[name])  # statistics are sent as they are
+    weight = "backbone.1.weight"  # 3,600 draws: their spread is within 5 % of what was asked for
+    spread = (noisy[weight] - clean[weight]).std() / (clean[weight] - start[weight]).std()
+    assert spread.item() == pytest.approx(0.5, rel=0.05)
+
+
+def test_noise_is_drawn_anew_for_every_client_and_round() -> None:
+    with Lab(FedAvg, {"upload_noise": 0.5}) as lab:
+        noisy, again = lab.run().whole(), lab.run().whole()
+        clean = lab.run(method=FedAvg()).whole()
+    assert noisy.hash == again.hash != clean.hash
+
+
+def test_a_shorter_server_step() -> None:
+    # theta + 0.5 mean of the changes, on what is trained; statistics are averaged as ever
+    with Lab(FedAvg, {}) as lab:
+        config = lab.config(rounds=1)
+        whole: Any = lab.run(config).whole().server["model"]
+        half: Any = lab.run(config, method=FedAvg(server_lr=0.5)).whole().server["model"]
+        start = weights_of(lab.federation(config).common_model("tiny-resnet"))
+        trained = {name for name, _ in lab.federation(config).make("0").model.named_parameters()}
+    for name, old in start.items():
+        wanted = (old + whole[name]) / 2 if name in trained else whole[name]
+        assert torch.allclose(half[name].double(), wanted.double(), rtol=1e-5, atol=1e-6)
