@@ -72,7 +72,7 @@ def test_differences_are_paired_over_common_seeds() -> None:
     better = [result("new", 0, 0.51), result("new", 1, 0.52), result("new", 2, 0.53), result("new", 9, 0.99)]
     local, new = compare([*base, *better], baseline="local").rows
     gap = new.differences["personal_final"]
-    assert gap is not None and gap.n == 3
+    assert gap is not None and gap.low is not None and gap.high is not None and gap.n == 3
     # differences 1, 2, 3: mean 2, deviation 1; t with 2 degrees of freedom is 4.302653
     assert gap.mean == pytest.approx(2.0)
     assert gap.high - gap.mean == pytest.approx(4.302653 / 3**0.5, rel=1e-6)
@@ -82,8 +82,33 @@ def test_differences_are_paired_over_common_seeds() -> None:
 
 def test_one_common_seed_has_no_interval() -> None:
     made = compare([result("local", 0, 0.5), result("new", 0, 0.6)], baseline="local")
-    assert made.rows[1].differences["personal_final"] is None
-    assert made.to("md").splitlines()[3].endswith("| - | - |")
+    gap = made.rows[1].differences["personal_final"]
+    assert gap is not None and (gap.low, gap.high, gap.n) == (None, None, 1)
+    assert made.to("md").splitlines()[2].endswith("| baseline | baseline |")
+    assert made.to("md").splitlines()[3].endswith("| +10.00 (1 seed) | +0.00 (1 seed) |")
+    (row,) = [row for row in csv.DictReader(io.StringIO(made.to("csv"))) if row["method"] == "new"]
+    assert (row["personal_final_difference_low"], row["personal_final_difference_n"]) == ("", "1")
+    said = "baseline 'local': 'new' has one seed in common with it, so there is no interval; run at least 3 seeds"
+    assert made.notes == (said,)
+
+
+def test_no_common_seed_and_two_are_said() -> None:
+    runs = [result("local", seed, 0.5) for seed in (0, 1)]
+    runs += [result("other", 7, 0.6), *(result("pair", seed, 0.6 + seed / 10, None) for seed in (0, 1))]
+    made = compare(runs, baseline="local")
+    assert [note.partition(",")[0] for note in made.notes] == [
+        "baseline 'local': 'other' has no seed in common with it",
+        "baseline 'local': 'pair' has two seeds in common with it",
+    ]
+    assert made.rows[1].differences == {"personal_final": None, "global_final": None}
+    assert made.rows[2].differences["global_final"] is None  # not measured, which the note is not about
+
+
+def test_nested_folders_of_a_run_are_not_runs(tmp_path: Path) -> None:
+    write(tmp_path / "run", result("local", 0, 0.5), {"method": {"name": "local"}})
+    write(tmp_path / "run" / "checkpoint", result("local", 1, 0.9), {"method": {"name": "local"}})
+    (row,) = compare([tmp_path]).rows
+    assert row.runs == 1
 
 
 def test_an_unknown_baseline_is_named() -> None:
@@ -180,7 +205,8 @@ def test_by_a_config_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     out, err = capsys.readouterr()
     groups = [(row["method"], row["data.partition.alpha"]) for row in csv.DictReader(io.StringIO(out))]
     assert groups == [("fedproto", "0.5"), ("fedproto", "10"), ("local", "0.5"), ("local", "10")]
-    assert err == ""
+    assert err.startswith("baseline 'local': 'fedproto, 0.5', 'fedproto, 10' have one seed in common with it")
+    assert len(err.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from polyfed import api
 from polyfed.cli.app import main
@@ -27,32 +29,50 @@ def test_every_byte_that_left_is_listed(run: tuple[Path, dict[str, Any]], capsys
         ("train", "prototypes", 8, 4)
     ]
     assert left[0]["bytes"] == result["bytes"]["by_field"]["up"]["prototypes"] == result["bytes"]["up"]
-    assert left[0]["protected"] is False
+    assert left[0]["protected"] is False and left[0]["protection"] is None
+    assert sum(left[0]["bytes_by_client"].values()) == left[0]["bytes"]
+    assert len(left[0]["bytes_by_client"]) == 4
 
 
 def test_one_client_in_words(run: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
     folder, _ = run
     assert main(["inspect", str(folder), "--client", "2"]) == 0
     shown = capsys.readouterr().out
-    assert "what left client 2: mean feature per class, with counts." in shown
+    assert "fedproto on digits: what left client 2 in 2 of 2 rounds (finished)." in shown
+    assert "By design a client of this method sends: mean feature per class, with counts." in shown
     assert "rows of 64" in shown and "No field was clipped or noised" in shown
+    assert "it shows which classes those are" in shown
 
 
-def test_a_round_done_again_counts_once(run: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    """A kill after round 2 was recorded and before its checkpoint: the resumed run records it again."""
-    from polyfed.cli.inspecting import _records
+def test_a_line_for_every_client(run: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
+    folder, _ = run
+    assert main(["inspect", str(folder), "--each"]) == 0
+    shown = capsys.readouterr().out
+    assert "prototypes, bytes" in shown
+    assert all(model in shown for model in ("tiny-cnn", "tiny-resnet", "tiny-mobile", "tiny-mlp"))
 
-    events = [
-        {"event": "left", "round": 1, "client": "0"},
-        {"event": "round", "round": 1},
-        {"event": "left", "round": 2, "client": "0"},
-        {"event": "round", "round": 2},
-        {"event": "resumed", "round": 1},
-        {"event": "left", "round": 2, "client": "0"},
-        {"event": "left", "round": 2, "client": "1"},
-        {"event": "round", "round": 2},
-    ]
-    assert [(e["round"], e["client"]) for e in _records(events)] == [(1, "0"), (2, "0"), (2, "1")]
+
+def test_protection_is_read_from_the_run(
+    run: tuple[Path, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that protects one of its fields, as a later version writes it."""
+    shutil.copytree(run[0], tmp_path / "run")
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    config["privacy"] = {"prototypes": {"clip": 0.5, "epsilon": 1.0, "delta": 1e-5}}
+    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(config))
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    result["privacy"] = {"epsilon": 1.5}
+    (tmp_path / "run" / "result.json").write_text(json.dumps(result))
+    assert main(["inspect", str(tmp_path / "run")]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "clipped to norm 0.5 and noise for epsilon 1.0" in shown and "Privacy spent: epsilon 1.5." in shown
+    assert "No field was clipped" not in shown
+
+
+def test_a_run_that_sends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    api.run("quickstart", method="local", rounds=1, clients=2, engine={"name": "serial"}, out=tmp_path / "run")
+    assert main(["inspect", str(tmp_path / "run")]) == 0
+    assert capsys.readouterr().out.endswith("Nothing left.\n")
 
 
 def test_unknown_client_and_no_run_folder(

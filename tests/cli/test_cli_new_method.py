@@ -9,9 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from polyfed import testing
 from polyfed.cli.app import main
+from polyfed.core.method import registered
 
-FAST = "not (serial_equals_pool or needs_hold_before_round_one or stopped_and_resumed)"
+# checks that start a run by the method's module, which only a file that pytest imports has; they are run on every
+# method of polyfed elsewhere
+APART = {"serial_equals_pool", "needs_hold_before_round_one", "stopped_and_resumed"}
 
 
 @pytest.fixture(autouse=True)
@@ -27,11 +31,13 @@ def test_the_method_runs_and_its_test_passes(capsys: pytest.CaptureFixture[str])
     arguments = ["imports=[./mine/my_first.py]", "method=my-first", "method.guidance=0.5", "--json", "-q"]
     assert main(["run", "quickstart", *small, *arguments]) == 0
     assert json.loads(capsys.readouterr().out)["method"] == "my-first"
-    # the checks that cost seconds are run on every method of polyfed elsewhere
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", FAST]
+    for check in testing.checks():
+        if check not in APART:
+            testing.run_check(check, registered()["my-first"])
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "one_client or sends_says"]
     done = subprocess.run([*command, "mine/test_my_first.py"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
-    assert "passed" in done.stdout and "failed" not in done.stdout
+    assert "2 passed" in done.stdout and f"{len(testing.checks()) - 2} deselected" in done.stdout
 
 
 @pytest.mark.parametrize(

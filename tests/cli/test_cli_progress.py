@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,31 +13,41 @@ from typing import Any
 
 import pytest
 
-from polyfed.cli.progress import Board, Watcher, bytes_of_rounds
-from polyfed.cli.show import duration, size
+from polyfed.cli.progress import Board, Glance, Watcher, until
+from polyfed.cli.show import duration, put_result, size
 from polyfed.config import parse
 
 
-def record(number: int, personal: float | None = None) -> dict[str, Any]:
+def record(number: int, personal: float | None = None, loss: float | None = None, failed: int = 0) -> dict[str, Any]:
     accuracy = {} if personal is None else {"personal": {"value": personal}}
-    return {"round": number, "accuracy": accuracy, "up": {"a": 1000, "b": 24}, "down": {"a": 1024}}
+    return {
+        "round": number,
+        "accuracy": accuracy,
+        "loss": loss,
+        "up": {"a": 1000, "b": 24},
+        "down": {"a": 2048},
+        "failures": [{"client": "0"}] * failed,
+    }
 
 
 def test_lines_without_a_terminal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with Board() as board:
         watcher = Watcher(board, "[red]x\x1b[2J")
         watcher.started(parse({"rounds": 3}), tmp_path, 0)
-        watcher.round_done(record(1, 0.5))
-        watcher.round_done(record(2))  # not evaluated: the last value stays
+        watcher.round_done(record(1, 0.5, loss=1.25))
+        watcher.round_done(record(2, failed=2))  # not evaluated: the last value stays
         watcher.note("a [bold]note")
-        watcher.round_done(record(3, 0.0))
+        watcher.round_done(record(3, 0.25))
     out, err = capsys.readouterr()
     lines = err.splitlines()
     assert out == "" and "\x1b" not in err
-    assert lines[0].startswith("[red]x [2J round 1/3 personal 50.00 % 2.0 KiB") and lines[0].endswith("left")
-    assert "round 2/3 personal 50.00 % 4.0 KiB" in lines[1]
+    first = "[red]x [2J round 1/3 personal 50.00 %, best 50.00 %; loss 1.25; bytes 1.0 KiB up, 2.0 KiB down; time "
+    assert lines[0].startswith(first) and "s per round" in lines[0] and lines[0].endswith("left")
+    assert "failures" not in lines[0]
+    assert "round 2/3 personal 50.00 %, best 50.00 %" in lines[1] and "failures 2" in lines[1]
+    assert "bytes 2.0 KiB up, 4.0 KiB down" in lines[1]
     assert lines[2] == "a [bold]note"
-    assert lines[3].endswith("round 3/3 personal 0.00 % 6.0 KiB done")
+    assert "round 3/3 personal 25.00 %, best 50.00 %" in lines[3] and lines[3].endswith("done")
 
 
 def test_quiet_is_quiet(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -48,11 +59,14 @@ def test_quiet_is_quiet(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
     assert capsys.readouterr() == ("", "")
 
 
-def test_bytes_before_a_checkpoint_count_each_round_once(tmp_path: Path) -> None:
-    events = [{"event": "round", **record(k)} for k in (1, 2, 2, 3)] + [{"event": "note", "message": "x"}]
+def test_what_was_before_a_checkpoint_counts_each_round_once(tmp_path: Path) -> None:
+    rounds = [record(1, 0.5, 2.0), record(2, 0.9), record(2, 0.4, failed=1), record(3, 0.8)]
+    events = [{"event": "round", **one} for one in rounds] + [{"event": "note", "message": "x"}]
     (tmp_path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-    assert bytes_of_rounds(tmp_path, 2) == 2 * 2048
-    assert bytes_of_rounds(tmp_path, 0) == 0
+    # of round 2 the later line counts, and round 3 comes after the checkpoint
+    expected = Glance(2, {"personal": 0.4}, {"personal": 0.5}, 2.0, up=2 * 1024, down=2 * 2048, failures=1)
+    assert until(tmp_path, 2) == expected
+    assert until(tmp_path, 0) == Glance()
 
 
 BARS = """
@@ -64,7 +78,8 @@ with Board() as board:
     watcher.started(parse({"rounds": 2}), Path("nowhere"), 0)
     watcher.note("[bold]a note")
     for k in (1, 2):
-        watcher.round_done({"round": k, "accuracy": {"personal": {"value": k / 4}}, "up": {"a": 1024}, "down": {}})
+        watcher.round_done({"round": k, "accuracy": {"personal": {"value": k / 4}}, "loss": 0.5, "failures": [1],
+                            "up": {"a": 1024}, "down": {}})
 """
 
 
@@ -85,8 +100,32 @@ def test_a_bar_in_a_terminal() -> None:
     os.close(ours)
     text = seen.decode()
     assert child.returncode == 0, text
-    for words in ("[red]name", "[bold]a note", "round 2/2", "personal 50.00 %", "2.0 KiB", "━"):
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
+    for words in ("[red]name", "[bold]a note", "round 2/2", "50.00 %, best 50.00 %", "2.0 KiB up, 0 B down", "━"):
+        assert words in plain
+    for words in ("loss", "s per round", "failures"):
         assert words in text
+
+
+def test_the_best_round_is_marked_after_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    by_round = [k / 100 for k in range(1, 38)] + [0.2, 0.1, 0.3]
+    measured = {"by_round": by_round, "final": 0.3, "best": 0.37, "best_round": 37}
+    zeros = [0] * 40
+    put_result(
+        {
+            "method": "m",
+            "accuracy": {"personal": measured, "global": None},
+            "loss": {"by_round": [None, *[1.0] * 39]},
+            "bytes": {"up": 0, "down": 0, "up_by_round": zeros, "down_by_round": zeros},
+            "seconds": {"total": 0.0, "by_round": zeros},
+        }
+    )
+    out = capsys.readouterr().out
+    rows = [line.split() for line in out.splitlines()]
+    assert ["37", "*", "37.00", "%", "1.0000", "0", "B", "0", "B", "0.00"] in rows
+    assert out.count("*") == 1 and "global" not in out.splitlines()[1]
+    shown = [int(row[0]) for row in rows if row and row[0].isdigit()]
+    assert shown == [1, 4, 8, 12, 16, 20, 24, 28, 32, 36, 37, 40]
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,12 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-from polyfed.cli.progress import Board, Line, brief, bytes_of_rounds
+from polyfed.cli.progress import Board, Glance, Line, brief, until
 from polyfed.config import Config, parse
 from polyfed.errors import PolyfedError
 from polyfed.sweep import Cell
@@ -86,9 +86,9 @@ class Crew:
                 event = json.loads(text)
                 match event["event"]:
                     case "started":
-                        self._board.begin(line, event["rounds"], event["done"], event["sent"])
+                        self._board.begin(line, event["rounds"], Glance(**event["before"]))
                     case "round":
-                        self._board.advance(line, event["round"], event["accuracy"], event["sent"])
+                        self._board.advance(line, Glance(**event["glance"]))
                     case "note":
                         if not self._stops:  # that it stops, each run says too
                             self._board.note(f"{cell.name}: {event['message']}")
@@ -166,12 +166,10 @@ class _Reporter:
         self._channel = channel
 
     def started(self, config: Config, folder: Path, done: int) -> None:
-        sent = bytes_of_rounds(folder, done)
-        self._channel.tell("started", rounds=config.rounds, done=done, sent=sent)
+        self._channel.tell("started", rounds=config.rounds, before=asdict(until(folder, done)))
 
     def round_done(self, record: dict[str, Any]) -> None:
-        number, accuracy, sent = brief(record)
-        self._channel.tell("round", round=number, accuracy=accuracy, sent=sent)
+        self._channel.tell("round", glance=asdict(brief(record)))
 
     def note(self, sentence: str) -> None:
         self._channel.tell("note", message=sentence)

@@ -6,7 +6,19 @@ from typing import Annotated
 
 import typer
 
-from polyfed.cli import benching, checking, comparing, creating, inspecting, listing, running, sweeping
+from polyfed.cli import (
+    benching,
+    checking,
+    comparing,
+    creating,
+    figuring,
+    inspecting,
+    listing,
+    reporting,
+    running,
+    sweeping,
+    watching,
+)
 from polyfed.cli.show import put
 
 app = typer.Typer(
@@ -15,7 +27,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for _part in (running, checking, listing, sweeping, comparing, inspecting, benching):
+for _part in (running, checking, listing, sweeping, comparing, reporting, figuring, inspecting, watching, benching):
     for _name, _command in _part.COMMANDS.items():
         app.command(_name)(_command)
 app.add_typer(creating.app, name="new")

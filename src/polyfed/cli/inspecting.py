@@ -1,106 +1,128 @@
-"""`polyfed inspect`: what left each client, from the record that the run kept."""
+"""`polyfed inspect`: what left each client, from the record that the run kept, in plain words."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from polyfed.cli.show import put, put_json, put_table
 
-
-@dataclass
-class Left:
-    """One field of one step's replies, over a run."""
-
-    step: str
-    name: str
-    messages: int = 0
-    bytes: int = 0
-    clients: set[str] = field(default_factory=set)
-    shapes: set[str] = field(default_factory=set)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "step": self.step,
-            "field": self.name,
-            "shapes": sorted(self.shapes),
-            "messages": self.messages,
-            "clients": len(self.clients),
-            "bytes": self.bytes,
-            "protected": False,
-        }
+if TYPE_CHECKING:
+    from polyfed.report.leaving import Left
+    from polyfed.report.record import Record
 
 
 def inspect(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")],
     client: Annotated[str | None, typer.Option(help="Only what left this client.")] = None,
+    each: Annotated[bool, typer.Option("--each", help="A line for every client.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """What left each client: field, shape, bytes, protected or not."""
     from polyfed.catalogue import catalogue
     from polyfed.errors import InputError, nearest
-    from polyfed.runs.folder import RunFolder
+    from polyfed.report.leaving import only
+    from polyfed.report.record import read
 
-    run = RunFolder(folder)
-    config = run.config()
-    last_of_round = _records(run.events())
-    known = {str(item["client"]) for item in last_of_round}
-    if client is not None and client not in {str(k) for k in range(config["clients"])}:
+    run = read(folder)
+    known = {str(k) for k in range(int(run.config.get("clients", 0)))} | {
+        c for left in run.left for c in left.clients
+    }
+    if client is not None and client not in known:
         raise InputError(f"there is no client called '{client}' in {folder}; {nearest(client, known)}")
-    chosen = [item for item in last_of_round if client is None or item["client"] == client]
-    fields = summed(chosen)
-    method = catalogue().get(config["method"]["name"])
+    left = run.left if client is None else only(run.left, client)
+    listed = catalogue().get(run.method)
     if json:
-        put_json({"method": config["method"]["name"], "client": client, "left": [f.to_json() for f in fields]})
+        put_json(_as_json(run, left, client))
         return
-    who = f"client {client}" if client is not None else f"{len({i['client'] for i in chosen})} clients"
-    put(f"{config['method']['name']}: what left {who}" + (f": {method.sends_up}." if method else "."))
-    if not fields:
+    senders = {name for item in left for name in item.clients}
+    who = f"client {client}" if client is not None else f"{len(senders)} clients"
+    put(f"{run.method} on {run.dataset}: what left {who} in {len(run.rounds)} of {run.planned} rounds ({run.state}).")
+    if listed is not None:
+        put(f"By design a client of this method sends: {listed.sends_up}.")
+    if not left:
         put("Nothing left.")
         return
     put_table(
         ["step", "field", "shape", "messages", "clients", "bytes", "protected"],
-        [[f.step, f.name, _shapes(f.shapes), f.messages, len(f.clients), f"{f.bytes:,}", "no"] for f in fields],
+        [
+            [i.step, i.name, i.shape, i.messages, len(i.clients), f"{i.bytes:,}", _protected(run, i) or "no"]
+            for i in left
+        ],
         right=(3, 4, 5),
     )
-    put("No field was clipped or noised: whoever receives these messages sees these values.")
+    if each and client is None:
+        _put_each(run, left)
+    for sentence in sentences(run, left):
+        put(sentence)
 
 
-def summed(records: Iterable[Mapping[str, Any]]) -> list[Left]:
-    """By step and field, in the order in which they first left."""
-    found: dict[tuple[str, str], Left] = {}
-    for record in records:
-        for name, size in record["fields"].items():
-            left = found.setdefault((record["step"], name), Left(record["step"], name))
-            left.messages += 1
-            left.bytes += size
-            left.clients.add(str(record["client"]))
-            left.shapes.add(record.get("shapes", {}).get(name, ""))
-    return list(found.values())
+def _protected(run: Record, left: Left) -> str | None:
+    from polyfed.report.leaving import protection
+
+    return protection(run.config, left.name)
 
 
-def _records(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """What left, once: a round that was done again after a resume counts as it was the last time."""
-    by_round: dict[int, list[Mapping[str, Any]]] = {}
-    finished: set[int] = set()
-    for event in events:
-        if event["event"] == "left":
-            if event["round"] in finished:
-                finished.discard(event["round"])
-                by_round[event["round"]] = []
-            by_round.setdefault(event["round"], []).append(event)
-        elif event["event"] == "round":
-            finished.add(event["round"])
-    return [event for number in sorted(by_round) for event in by_round[number]]
+def _as_json(run: Record, left: Sequence[Left], client: str | None) -> dict[str, Any]:
+    return {
+        "method": run.method,
+        "state": run.state,
+        "rounds": len(run.rounds),
+        "client": client,
+        "left": [
+            {
+                "step": item.step,
+                "field": item.name,
+                "shapes": sorted(map(str, item.shapes)),
+                "messages": item.messages,
+                "clients": len(item.clients),
+                "bytes": item.bytes,
+                "bytes_by_client": item.clients,
+                "protected": _protected(run, item) is not None,
+                "protection": _protected(run, item),
+            }
+            for item in left
+        ],
+        "privacy": (run.result or {}).get("privacy"),
+    }
 
 
-def _shapes(shapes: set[str]) -> str:
-    some = sorted(shapes, key=lambda text: (len(text), text))
-    return some[0] if len(some) == 1 else f"{some[0]} to {some[-1]}"
+def _put_each(run: Record, left: Sequence[Left]) -> None:
+    models = {share.name: share.model for share in run.shares}
+    names = sorted({name for item in left for name in item.clients}, key=lambda name: (len(name), name))
+    put_table(
+        ["client", "model", *(f"{item.name}, bytes" for item in left)],
+        [[name, models.get(name, "-"), *(f"{item.clients.get(name, 0):,}" for item in left)] for name in names],
+        right=range(2, 2 + len(left)),
+    )
+
+
+def sentences(run: Record, left: Sequence[Left]) -> list[str]:
+    """What the table means, for a reader who knows the law better than the method."""
+    refused = sum(failure.get("kind") == "refused" for failure in run.failures)
+    said = [
+        f"These are all fields of all messages that the server accepted, {sum(item.bytes for item in left):,} bytes; "
+        f"messages that it refused ({refused}) are not among them.",
+        "For the curves of a run, clients also report their training loss and how many test samples they got right.",
+    ]
+    bare = [item.name for item in left if _protected(run, item) is None]
+    if len(bare) == len(left):
+        said.append("No field was clipped or noised: whoever receives these messages sees these values.")
+    elif bare:
+        said.append(f"Not protected: {', '.join(dict.fromkeys(bare))}. Whoever receives these sees their values.")
+    if any(" rows of " in str(shape) for item in left for shape in item.shapes):
+        said.append(
+            "A field of rows has a row for each class that a client holds, so it shows which classes those are."
+        )
+    if any("count" in item.name for item in left):
+        said.append("Counts show how many samples a client holds.")
+    spent = (run.result or {}).get("privacy")
+    if isinstance(spent, Mapping):
+        said.append("Privacy spent: " + "; ".join(f"{name} {value}" for name, value in spent.items()) + ".")
+    return said
 
 
 COMMANDS = {"inspect": inspect}

@@ -1,10 +1,10 @@
-"""Progress on stderr: a bar per run in a terminal, a line per round elsewhere, nothing when quiet."""
+"""Progress on stderr: bars and numbers in a terminal, a line per round elsewhere, nothing when quiet."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -13,9 +13,33 @@ from typing import TYPE_CHECKING, Any
 from polyfed.cli.show import console, duration, one_sentence, percent, say, size
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.progress import Progress, TaskID
 
     from polyfed.config import Config
+
+
+@dataclass
+class Glance:
+    """What is shown of a round, or of all rounds before a checkpoint."""
+
+    round: int = 0
+    accuracy: dict[str, float] = field(default_factory=dict)
+    best: dict[str, float] = field(default_factory=dict)
+    loss: float | None = None
+    up: int = 0
+    down: int = 0
+    failures: int = 0
+
+    def add(self, later: Glance) -> None:
+        """Take in a later round. One that was not evaluated leaves the accuracies as they were."""
+        self.round = later.round
+        self.accuracy |= later.accuracy
+        for kind, value in later.best.items():
+            self.best[kind] = max(value, self.best.get(kind, value))
+        self.loss = self.loss if later.loss is None else later.loss
+        self.up, self.down = self.up + later.up, self.down + later.down
+        self.failures += later.failures
 
 
 @dataclass
@@ -25,26 +49,43 @@ class Line:
     label: str
     rounds: int = 0
     first: int = 0  # rounds that were done before this process came
-    done: int = 0
-    sent: int = 0
-    personal: float | None = None
-    global_: float | None = None
+    so_far: Glance = field(default_factory=Glance)
     began: float = field(default_factory=time.monotonic)
     bar: TaskID | None = None
 
     def numbers(self) -> str:
-        """Accuracy and bytes so far."""
-        measured = {"personal": self.personal, "global": self.global_}
-        shown = [f"{word} {percent(value)}" for word, value in measured.items() if value is not None]
-        return "  ".join([*shown, size(self.sent)])
+        """Accuracy and bytes so far, in a few words."""
+        shown = [f"{kind} {percent(value)}" for kind, value in self.so_far.accuracy.items()]
+        failed = [f"{self.so_far.failures} failed"] if self.so_far.failures else []
+        return "  ".join([*shown, size(self.so_far.up + self.so_far.down), *failed])
+
+    def details(self) -> list[tuple[str, str]]:
+        """Everything that is known, by name."""
+        now = self.so_far
+        facts = [
+            (kind, f"{percent(value)}, best {percent(now.best.get(kind))}") for kind, value in now.accuracy.items()
+        ]
+        if now.loss is not None:
+            facts.append(("loss", f"{now.loss:.4g}"))
+        facts.append(("bytes", f"{size(now.up)} up, {size(now.down)} down"))
+        each = self.each()
+        if each is not None:
+            facts.append(("time", f"{each:.2g} s per round" if each < 10 else f"{duration(each)} per round"))
+        facts.append(("failures", str(now.failures)))
+        return facts
+
+    def each(self) -> float | None:
+        """Seconds per round, by the rounds of this process."""
+        fresh = self.so_far.round - self.first
+        return (time.monotonic() - self.began) / fresh if fresh else None
 
     def left(self) -> str:
-        """How long it will take, by the rounds of this process."""
-        fresh = self.done - self.first
-        if not fresh:
+        """How long it will take."""
+        each = self.each()
+        if each is None:
             return ""
-        each = (time.monotonic() - self.began) / fresh
-        return f"{duration(each * (self.rounds - self.done))} left" if self.done < self.rounds else "done"
+        remaining = self.rounds - self.so_far.round
+        return f"{duration(each * remaining)} left" if remaining else "done"
 
 
 class Board:
@@ -53,22 +94,12 @@ class Board:
     def __init__(self, *, quiet: bool = False, every_round: bool = True) -> None:
         self._quiet = quiet
         self._every_round = every_round
+        self._lines: list[Line] = []
         self._bars: Progress | None = None
 
     def __enter__(self) -> Board:
         if not self._quiet and sys.stderr.isatty():
-            from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
-
-            self._bars = Progress(
-                SpinnerColumn(),
-                TextColumn("{task.description}", style="bold", markup=False),
-                BarColumn(bar_width=24),
-                TextColumn("{task.fields[round]}", markup=False),
-                TextColumn("{task.fields[numbers]}", style="cyan", markup=False),
-                TextColumn("{task.fields[left]}", style="dim", markup=False),
-                console=console(stderr=True),
-                transient=True,
-            )
+            self._bars = bars(self._lines if self._every_round else None)
             self._bars.start()
         return self
 
@@ -82,23 +113,23 @@ class Board:
     def add(self, label: str) -> Line:
         """A run that is being prepared."""
         line = Line(one_sentence(label))
+        self._lines.append(line)
         if self._bars is not None:
             line.bar = self._bars.add_task(line.label, total=None, round="preparing", numbers="", left="")
         return line
 
-    def begin(self, line: Line, rounds: int, done: int, sent: int) -> None:
-        """Its first round starts."""
-        line.rounds, line.first, line.done, line.sent, line.began = rounds, done, done, sent, time.monotonic()
+    def begin(self, line: Line, rounds: int, before: Glance) -> None:
+        """Its first round starts; `before` is what was done until its checkpoint."""
+        line.rounds, line.first, line.so_far, line.began = rounds, before.round, before, time.monotonic()
         self._draw(line)
 
-    def advance(self, line: Line, number: int, accuracy: Mapping[str, float | None], sent: int) -> None:
-        """A round is done. A round that was not evaluated leaves the accuracies as they were."""
-        line.done, line.sent = number, line.sent + sent
-        line.personal = accuracy.get("personal", line.personal)
-        line.global_ = accuracy.get("global", line.global_)
+    def advance(self, line: Line, glance: Glance) -> None:
+        """A round is done."""
+        line.so_far.add(glance)
         self._draw(line)
         if self._bars is None and not self._quiet and self._every_round:
-            say("  ".join([line.label, f"round {number}/{line.rounds}", line.numbers(), line.left()]))
+            facts = [f"{name} {value}" for name, value in line.details() if (name, value) != ("failures", "0")]
+            say("  ".join([line.label, f"round {glance.round}/{line.rounds}", "; ".join([*facts, line.left()])]))
 
     def finish(self, line: Line, word: str) -> None:
         """A run of several has ended: its bar gives way to a line."""
@@ -122,11 +153,40 @@ class Board:
             self._bars.update(
                 line.bar,
                 total=line.rounds,
-                completed=line.done,
-                round=f"round {line.done}/{line.rounds}",
+                completed=line.so_far.round,
+                round=f"round {line.so_far.round}/{line.rounds}",
                 numbers=line.numbers(),
                 left=line.left(),
             )
+
+
+def bars(detailed: list[Line] | None) -> Progress:
+    """A bar per run; with `detailed`, what is known of each of these lines stands below in full."""
+    from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn
+    from rich.table import Table
+    from rich.text import Text
+
+    class Full(Progress):
+        def get_renderables(self) -> Iterable[RenderableType]:
+            yield self.make_tasks_table(self.tasks)
+            for line in detailed or []:
+                if line.so_far.round:
+                    grid = Table.grid(padding=(0, 2))
+                    for name, value in line.details():
+                        style = "red" if name == "failures" and line.so_far.failures else "cyan"
+                        grid.add_row(Text(f"  {name}", style="dim"), Text(value, style=style))
+                    yield grid
+
+    columns: list[ProgressColumn] = [
+        SpinnerColumn(),
+        TextColumn("{task.description}", style="bold", markup=False),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[round]}", markup=False),
+    ]
+    if detailed is None:
+        columns.append(TextColumn("{task.fields[numbers]}", style="cyan", markup=False))
+    columns.append(TextColumn("{task.fields[left]}", style="dim", markup=False))
+    return Full(*columns, console=console(stderr=True), transient=True)
 
 
 class Watcher:
@@ -137,31 +197,43 @@ class Watcher:
         self._line = board.add(label)
 
     def started(self, config: Config, folder: Path, done: int) -> None:
-        self._board.begin(self._line, config.rounds, done, bytes_of_rounds(folder, done))
+        self._board.begin(self._line, config.rounds, until(folder, done))
 
     def round_done(self, record: dict[str, Any]) -> None:
-        self._board.advance(self._line, *brief(record))
+        self._board.advance(self._line, brief(record))
 
     def note(self, sentence: str) -> None:
         self._board.note(sentence)
 
 
-def brief(record: Mapping[str, Any]) -> tuple[int, dict[str, float | None], int]:
-    """What is shown of a round: its number, its accuracies, its bytes both ways."""
+def brief(record: Mapping[str, Any]) -> Glance:
+    """What is shown of a round."""
     accuracy = {
         kind: record["accuracy"][kind]["value"] for kind in ("personal", "global") if kind in record["accuracy"]
     }
-    return record["round"], accuracy, sum(record["up"].values()) + sum(record["down"].values())
+    return Glance(
+        round=record["round"],
+        accuracy=accuracy,
+        best=dict(accuracy),
+        loss=record.get("loss"),
+        up=sum(record["up"].values()),
+        down=sum(record["down"].values()),
+        failures=len(record.get("failures", [])),
+    )
 
 
-def bytes_of_rounds(folder: Path, done: int) -> int:
-    """What the rounds before a checkpoint sent. A round that ran twice counts once, as in the result."""
+def until(folder: Path, done: int) -> Glance:
+    """What the rounds before a checkpoint gave. A round that ran twice counts once, as in the result."""
+    total = Glance()
     if not done:
-        return 0
+        return total
     from polyfed.runs.folder import RunFolder
 
-    by_round: dict[int, int] = {}
+    by_round: dict[int, Glance] = {}
     for event in RunFolder(folder).events():
         if event.get("event") == "round" and event["round"] <= done:
-            by_round[event["round"]] = brief(event)[2]
-    return sum(by_round.values())
+            by_round[event["round"]] = brief(event)
+    for number in sorted(by_round):
+        total.add(by_round[number])
+    total.round = done
+    return total

@@ -82,8 +82,12 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+MOST_ROUNDS = 10  # rows of a run's table
+
+
 def put_result(result: Mapping[str, Any]) -> None:
-    """One finished run as a table."""
+    """One finished run: some of its rounds with the best marked, and its headline."""
+    _put_rounds(result)
 
     def accuracy(kind: str, which: str) -> str:
         measured = result["accuracy"][kind]
@@ -112,4 +116,33 @@ def put_result(result: Mapping[str, Any]) -> None:
             ]
         ],
         right=range(2, 9),
+    )
+
+
+def _put_rounds(result: Mapping[str, Any]) -> None:
+    """The first, last, best and some other rounds; * is the best of a column."""
+    accuracy = result["accuracy"]
+    kinds = [kind for kind in ("personal", "global") if accuracy[kind] is not None]
+    count = len(result["loss"]["by_round"])
+    best = {kind: accuracy[kind]["best_round"] for kind in kinds}
+    step = max(1, -(-count // MOST_ROUNDS))
+    shown = sorted({1, count, *best.values(), *range(step, count + 1, step)})
+
+    def marked(kind: str, number: int) -> str:
+        value = accuracy[kind]["by_round"][number - 1]
+        return f"* {percent(value)}" if best[kind] == number else percent(value)
+
+    put_table(
+        ["round", *kinds, "loss", "up", "down", "seconds"],
+        [
+            [
+                number,
+                *(marked(kind, number) for kind in kinds),
+                "-" if (loss := result["loss"]["by_round"][number - 1]) is None else f"{loss:.4f}",
+                *(size(result["bytes"][f"{way}_by_round"][number - 1]) for way in ("up", "down")),
+                f"{result['seconds']['by_round'][number - 1]:.2f}",
+            ]
+            for number in shown
+        ],
+        right=range(6),
     )

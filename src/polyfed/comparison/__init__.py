@@ -2,6 +2,6 @@
 
 from polyfed.comparison.formats import FORMATS
 from polyfed.comparison.runs import Run, gather
-from polyfed.comparison.table import Comparison, Difference, Row, Spread, compare
+from polyfed.comparison.table import Comparison, Difference, Row, Spread, compare, compare_runs
 
-__all__ = ["Comparison", "Difference", "FORMATS", "Row", "Run", "Spread", "compare", "gather"]
+__all__ = ["Comparison", "Difference", "FORMATS", "Row", "Run", "Spread", "compare", "compare_runs", "gather"]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from polyfed.comparison.table import Comparison, Row
+    from polyfed.comparison.table import Comparison, Difference, Row
 
 HEADINGS = {
     "personal_final": "personal final",
@@ -54,10 +54,17 @@ def cells_of(comparison: Comparison, row: Row) -> list[Cell]:
         cells.append(Cell(text, best=measure in row.best))
     if comparison.baseline is not None:
         for measure in ("personal_final", "global_final"):
-            gap = row.differences.get(measure)
-            text = "-" if gap is None else f"{gap.mean:+.2f} [{gap.low:+.2f}, {gap.high:+.2f}]"
+            text = _difference(row.differences.get(measure)) if row.differences else "baseline"
             cells.append(Cell(text))
     return cells
+
+
+def _difference(gap: Difference | None) -> str:
+    if gap is None:
+        return "-"
+    if gap.low is None or gap.high is None:
+        return f"{gap.mean:+.2f} (1 seed)"
+    return f"{gap.mean:+.2f} [{gap.low:+.2f}, {gap.high:+.2f}]"
 
 
 def _printable(text: str) -> str:
@@ -140,16 +147,18 @@ def _latex_escaped(text: str) -> str:
 
 
 _STYLE = (
-    "body{font-family:system-ui,sans-serif;margin:2em}"
-    "table{border-collapse:collapse}caption{caption-side:bottom;text-align:left;padding-top:.6em;color:#555}"
-    "th,td{padding:.3em .8em;text-align:right;border-bottom:1px solid #ddd}th.name,td.name{text-align:left}"
+    ":root{color-scheme:light dark}body{font-family:system-ui,sans-serif;margin:1.5em;overflow-x:auto}"
+    "table{border-collapse:collapse}caption{caption-side:bottom;text-align:left;padding-top:.6em;opacity:.8}"
+    "th,td{padding:.3em .8em;text-align:right;border-bottom:1px solid #8886;white-space:nowrap}"
+    "th.name,td.name{text-align:left}"
 )
 
 
 def html_page(comparison: Comparison) -> str:
     """One file with everything in it."""
     return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>polyfed comparison</title>'
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1"><title>polyfed comparison</title>'
         f"<style>{_STYLE}</style></head>\n<body>\n{html_table(comparison)}\n</body></html>\n"
     )
 
@@ -187,9 +196,13 @@ def comma_separated(comparison: Comparison) -> str:
         line.append(" ".join(measure for measure in HEADINGS if measure in row.best))
         for measure in gaps:
             gap = row.differences.get(measure)
-            line += ["", "", "", ""] if gap is None else [gap.mean, gap.low, gap.high, gap.n]
+            line += ["", "", "", ""] if gap is None else [gap.mean, _blank(gap.low), _blank(gap.high), gap.n]
         writer.writerow(line)
     return text.getvalue()
+
+
+def _blank(value: float | None) -> float | str:
+    return "" if value is None else value
 
 
 def _harmless(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ from polyfed.runs.folder import RunFolder
 
 Source = str | Path | Mapping[str, Any]
 # what changes between runs that are repetitions of each other, and what does not change a result
-NOT_COMPARED = frozenset({"name", "seed", "engine", "checkpoint", "versions"})
+NOT_COMPARED = frozenset({"name", "seed", "engine", "checkpoint", "track", "versions"})
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def gather(sources: Iterable[Source]) -> tuple[list[Run], list[str]]:
             _add(runs, left_out, Run("a result", source))
             continue
         looked.append(str(source))
-        for path in _run_folders(Path(source)):
+        for path in run_folders(Path(source)):
             if path.resolve() in seen:
                 continue
             seen.add(path.resolve())
@@ -93,12 +94,16 @@ def gather(sources: Iterable[Source]) -> tuple[list[Run], list[str]]:
     return runs, left_out
 
 
-def _run_folders(path: Path) -> list[Path]:
+def run_folders(path: Path) -> list[Path]:
+    """The run folder that a path is, or those that it holds. Nothing is looked for inside a run folder."""
     if not path.is_dir():
         raise InputError(f"there is no folder {path}; name run folders, or folders that hold them")
-    if (path / "config.yaml").exists():
-        return [path]
-    return sorted(found.parent for found in path.rglob("config.yaml"))
+    found: list[Path] = []
+    for here, inside, files in os.walk(path):
+        if "config.yaml" in files:
+            found.append(Path(here))
+            inside.clear()
+    return sorted(found)
 
 
 def _add(runs: list[Run], left_out: list[str], run: Run) -> None:

@@ -49,11 +49,14 @@ class Spread:
 
 @dataclass(frozen=True)
 class Difference:
-    """The mean difference to the baseline over the seeds that both have, with its 95 % interval."""
+    """The mean difference to the baseline over the `n` seeds that both have, with its 95 % interval.
+
+    One common seed has no interval: nothing says how much of its difference is chance.
+    """
 
     mean: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     n: int
 
 
@@ -110,11 +113,18 @@ def compare(sources: Iterable[Source], *, by: str | Sequence[str] = (), baseline
     differences to it over the seeds that both have.
     """
     runs, left_out = gather(sources)
+    return compare_runs(runs, by=by, baseline=baseline, notes=left_out)
+
+
+def compare_runs(
+    runs: Sequence[Run], *, by: str | Sequence[str] = (), baseline: str | None = None, notes: Sequence[str] = ()
+) -> Comparison:
+    """The same over finished runs that were read already."""
     keys = _keys(runs, [by] if isinstance(by, str) else list(by))
     groups: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
         groups.setdefault(tuple(shown(run.lookup(key)) for key in keys), []).append(run)
-    ordered = dict(sorted(groups.items(), key=lambda item: [_order(part) for part in item[0]]))
+    ordered = dict(sorted(groups.items(), key=lambda item: [order_of(part) for part in item[0]]))
     spreads = {group: _spreads(members) for group, members in ordered.items()}
     bests = _bests(keys, spreads)
     versus = _baselines(keys, ordered, baseline)
@@ -130,7 +140,7 @@ def compare(sources: Iterable[Source], *, by: str | Sequence[str] = (), baseline
         for group, members in ordered.items()
     ]
     mixed = [note for group, members in ordered.items() if (note := _mixture(group, members))]
-    return Comparison(keys, tuple(rows), baseline, (*left_out, *mixed))
+    return Comparison(keys, tuple(rows), baseline, (*notes, *mixed, *_too_few(rows, baseline)))
 
 
 def _keys(runs: Sequence[Run], asked: list[str]) -> tuple[str, ...]:
@@ -143,7 +153,7 @@ def _keys(runs: Sequence[Run], asked: list[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*(["method"] if several or not asked else []), *asked]))
 
 
-def _order(part: str) -> tuple[int, float, str]:
+def order_of(part: str) -> tuple[int, float, str]:
     """Numbers by size, before words."""
     try:
         number = float(part)
@@ -221,13 +231,35 @@ def _by_seed(members: Sequence[Run], measure: str) -> dict[int, float]:
 def _interval(differences: Sequence[float]) -> Difference | None:
     """Mean and t interval of paired differences; two pairs are the least that have one."""
     n = len(differences)
-    if n < 2:
+    if n == 0:
         return None
-    from scipy.stats import t
-
     mean = statistics.fmean(differences)
-    half = float(t.ppf((1 + CONFIDENCE) / 2, n - 1)) * statistics.stdev(differences) / math.sqrt(n)
+    if n == 1:
+        return Difference(mean, None, None, 1)
+    from scipy.special import stdtrit  # scipy.stats takes seconds to import
+
+    half = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * statistics.stdev(differences) / math.sqrt(n)
     return Difference(mean, mean - half, mean + half, n)
+
+
+def _too_few(rows: Sequence[Row], baseline: str | None) -> list[str]:
+    """A sentence where differences rest on too few seeds to say how sure they are."""
+    few: dict[int, list[str]] = {}
+    for row in rows:
+        # what nobody measured has no difference either: the measure with the most common seeds counts
+        n = max((gap.n if gap is not None else 0 for gap in row.differences.values()), default=3)
+        if n < 3:
+            few.setdefault(n, []).append(", ".join(row.group.values()))
+    why = {
+        0: "no seed in common with it, so there is no difference",
+        1: "one seed in common with it, so there is no interval; run at least 3 seeds",
+        2: "two seeds in common with it, so the interval is very wide; run at least 3 seeds",
+    }
+    sentences = []
+    for n, names in sorted(few.items()):
+        who = ", ".join(f"'{name}'" for name in names)
+        sentences.append(f"baseline '{baseline}': {who} {'has' if len(names) == 1 else 'have'} {why[n]}")
+    return sentences
 
 
 def _mixture(group: tuple[str, ...], members: Sequence[Run]) -> str | None:

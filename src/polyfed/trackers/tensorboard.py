@@ -1,0 +1,33 @@
+"""TensorBoard: event files in the run folder, so that `tensorboard --logdir runs` finds every run by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from polyfed.trackers.interface import settings
+
+
+class TensorBoard:
+    """Writes scalars, and the config as text."""
+
+    needs: ClassVar[tuple[str, ...]] = ("tensorboard",)
+
+    def start(self, name: str, folder: Path, config: Mapping[str, Any], done: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        # rounds after the checkpoint that a resumed run begins at are done again: what was written of them is dropped
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=done + 1 if done else None)
+        if not done:
+            table = "".join(f"| {key} | {value} |\n" for key, value in settings(config))
+            self._writer.add_text("config", f"| key | value |\n|---|---|\n{table}", 0)
+
+    def log(self, number: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, number)
+        self._writer.flush()
+
+    def finish(self, state: str) -> None:
+        self._writer.add_text("state", state)
+        self._writer.close()

@@ -1,0 +1,327 @@
+"""Every kind of figure: its numbers by hand, its files, and what is said where a run does not hold what it shows."""
+
+from __future__ import annotations
+
+import csv
+import io
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+from tests.report.conftest import MakeRun
+
+from polyfed.cli.app import main
+from polyfed.errors import InputError
+from polyfed.report.costs import pareto
+from polyfed.report.curves import above_lowest
+from polyfed.report.drawing import inline, numbers
+from polyfed.report.groups import grouped
+from polyfed.report.kinds import KINDS, figure, make
+from polyfed.report.picture import Options
+from polyfed.report.record import read
+
+LAYERS = [
+    {
+        "event": "method",
+        "kind": "layers_up",
+        "round": 1,
+        "clients": ["0", "1"],
+        "layers": ["conv.2", "conv.10"],
+        "changes": [1, 3],
+    },
+    {
+        "event": "method",
+        "kind": "layers_down",
+        "round": 1,
+        "clients": ["0"],
+        "layers": ["conv.2"],
+        "sources": ["1"],
+        "gains": [0.5],
+    },
+    {
+        "event": "method",
+        "kind": "layers_up",
+        "round": 2,
+        "clients": ["0"],
+        "layers": ["conv.2"],
+        "changes": [2],
+    },
+]
+INCO = [
+    {"event": "method", "kind": "inco", "round": n, "layers": ["a", "b"], "theta": [0.5, n], "beta": [n, -n]}
+    for n in (1, 2, 3)
+]
+
+
+def keep(folder: Path, name: str, **tensors: Any) -> None:
+    (folder / "artifacts").mkdir(exist_ok=True)
+    save_file(tensors, folder / "artifacts" / f"{name}.safetensors")
+
+
+def keep_everything(folder: Path) -> None:
+    draw = np.random.default_rng(0)
+    for number in (1, 3):
+        vectors = draw.normal(size=(4, 6)).astype(np.float32)
+        keep(folder, f"guiding_vectors-{number:06d}", vectors=vectors, classes=np.arange(4))
+    keep(
+        folder, "cka-000003", stage1=np.array([[1, 0.25], [0.75, 1]], np.float32), stage2=np.ones((2, 2), np.float32)
+    )
+    at = np.arange(6)
+    keep(
+        folder, "features-000003", vectors=draw.normal(size=(6, 5)).astype(np.float32), classes=at % 3, clients=at % 2
+    )
+    images = draw.random((5, 3, 4, 4)).astype(np.float32)
+    keep(folder, "synthetic-000002", images=images, labels=np.array([0, 0, 2, 2, 2]))
+
+
+@pytest.fixture
+def rich(make_run: MakeRun) -> Path:
+    folder = make_run("rich", more=[*LAYERS, *INCO])
+    keep_everything(folder)
+    return folder
+
+
+def rows_of(kind: str, folders: list[Path], **options: Any) -> list[dict[str, str]]:
+    picture = make(kind, [read(folder) for folder in folders], Options(**options))
+    return list(csv.DictReader(io.StringIO(numbers(picture))))
+
+
+def test_curves_are_means_and_deviations_over_seeds(make_run: MakeRun) -> None:
+    folders = [make_run("a", personal=[0.25, 0.5]), make_run("b", seed=1, personal=[0.75, 0.5, 1.0])]
+    folders.append(make_run("c", method="local", personal=[0.1, 0.2]))
+    rows = rows_of("curves", folders[:2] + folders[2:], by=("data.dataset",))
+    first, second, third, *local = rows
+    assert first["runs"] == "fedproto, dataset digits" and local[0]["runs"] == "local, dataset digits"
+    assert (float(first["mean"]), first["n"]) == (50.0, "2")
+    assert float(first["deviation"]) == pytest.approx(35.3553391)  # of 25 and 75
+    assert (float(second["mean"]), float(second["deviation"])) == (50.0, 0.0)
+    assert (third["round"], float(third["mean"]), third["deviation"], third["n"]) == ("3", 100.0, "", "1")
+    assert [float(row["mean"]) for row in local] == [10.0, 20.0]
+    common = rows_of("curves", folders[:1], measure="global")
+    assert [float(row["mean"]) for row in common] == [12.5, 25.0]
+
+
+def test_runs_of_one_method_that_differ_are_kept_apart(make_run: MakeRun) -> None:
+    folders = [make_run(str(alpha), config={"data": {"dataset": "digits", "alpha": alpha}}) for alpha in (10, 0.5)]
+    labels = [group.label for group in grouped([read(folder) for folder in folders])]
+    assert labels == ["fedproto, alpha 0.5", "fedproto, alpha 10"]
+    with pytest.raises(InputError, match=r"no run has a setting called 'data.alfa'; did you mean 'data.alpha'"):
+        grouped([read(folder) for folder in folders], ["data.alfa"])
+
+
+def test_loss_and_its_increase(make_run: MakeRun) -> None:
+    folder = make_run()  # losses 2, 1, 1.5
+    assert [float(row["mean"]) for row in rows_of("loss", [folder])] == [2.0, 1.0, 1.5]
+    assert [float(row["mean"]) for row in rows_of("loss-increase", [folder])] == [0.0, 0.0, 0.5]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.one_of(st.none(), st.floats(-1e6, 1e6)), max_size=12))
+def test_above_the_lowest_is_never_negative(losses: list[float | None]) -> None:
+    above = above_lowest(losses)
+    assert [value is None for value in above] == [value is None for value in losses]
+    assert all(value >= 0 for value in above if value is not None)
+
+
+def test_cost_and_the_front(make_run: MakeRun) -> None:
+    cheap = make_run("cheap", method="a", personal=[0.5], sent=1 << 18)  # up 1/4 MiB and down 3/4
+    dear = make_run("dear", method="b", personal=[0.75], sent=1 << 19)
+    bad = make_run("bad", method="c", personal=[0.25], sent=1 << 19)
+    rows = rows_of("cost", [cheap, dear, bad])
+    assert [(float(row["MiB, both directions"]), float(row["accuracy %"])) for row in rows] == [
+        (1, 50),
+        (2, 75),
+        (2, 25),
+    ]
+    assert [row["on the front"] for row in rows] == ["yes", "yes", "no"]
+    (row,) = rows_of("cost", [cheap], against="seconds")
+    assert float(row["seconds of training and server work"]) == 1.25
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=8))
+def test_the_front_is_what_nobody_beats(points: list[tuple[int, int]]) -> None:
+    front = set(pareto([(float(cost), float(value)) for cost, value in points]))
+    assert front
+    for at, (cost, value) in enumerate(points):
+        better = [(c, v) for c, v in points if c <= cost and v >= value and (c < cost or v > value)]
+        assert (at in front) == (not better)
+
+
+def test_clients_sorted_and_by_architecture(make_run: MakeRun) -> None:
+    one = make_run("one", personal=[0.8])  # clients have 40 and 80 %
+    assert [(row["client"], row["model"], float(row["accuracy %"])) for row in rows_of("clients", [one])] == [
+        ("0", "small", 40.0),
+        ("1", "large", 80.0),
+    ]
+    two = make_run("two", seed=1, personal=[0.4])
+    assert [float(row["accuracy %"]) for row in rows_of("clients", [one, two])] == [30.0, 60.0]
+    by_model = rows_of("architectures", [one, two])
+    assert [(row["model"], float(row["accuracy %"]), row["clients"]) for row in by_model] == [
+        ("small", 30.0, "2"),
+        ("large", 60.0, "2"),
+    ]
+
+
+def test_partition_phases_and_sensitivity(make_run: MakeRun) -> None:
+    one = make_run("one", config={"train": {"lr": 0.1}})
+    two = make_run("two", personal=[0.25], config={"train": {"lr": 0.01}})
+    assert [tuple(row.values()) for row in rows_of("partition", [one])] == [
+        ("0", "small", "zero", "5"),
+        ("0", "small", "two", "1"),
+        ("1", "large", "one", "20"),
+    ]
+    (row, _) = rows_of("phases", [one, two])
+    assert [float(row[part]) for part in ("client steps", "evaluation", "server")] == [1.0, 0.5, 0.25]
+    swept = rows_of("sensitivity", [one, two], by=("train.lr",))
+    assert [(row["train.lr"], float(row["accuracy %"])) for row in swept] == [("0.01", 25.0), ("0.1", 50.0)]
+
+
+def test_layers_and_coefficients(rich: Path) -> None:
+    first, second = rows_of("layers", [rich])
+    assert list(first.values()) == ["0", "conv.2", "2", "1.5", "1", "0.5", "1"]
+    assert list(second.values()) == ["1", "conv.10", "1", "3.0", "0", "", ""]
+    rows = rows_of("inco", [rich])
+    assert [float(row["theta"]) for row in rows if row["layer"] == "b"] == [1.0, 2.0, 3.0]
+    assert "beta is positive in 50 % of cases" in make("inco", [read(rich)], Options()).words
+
+
+def test_kept_tensors(rich: Path) -> None:
+    cka = make("cka", [read(rich)], Options())
+    assert "stage1 0.50; stage2 1.00" in cka.words and len(cka.rows) == 8
+    assert [tuple(row.values()) for row in rows_of("synthetic", [rich])] == [("0", "2"), ("2", "3")]
+    moves = rows_of("tsne", [rich])
+    assert [(row["round"], row["class"]) for row in moves] == [(str(n), str(c)) for n in (1, 3) for c in range(4)]
+    assert moves == rows_of("tsne", [rich])  # deterministic
+    assert {row["round"] for row in rows_of("tsne", [rich], round=1)} == {"1"}
+    points = rows_of("features", [rich])
+    assert [(row["client"], row["class"]) for row in points] == [(str(k % 2), str(k % 3)) for k in range(6)]
+    with pytest.raises(InputError, match=r"--round is 2, but .* kept cka of rounds 3"):
+        make("cka", [read(rich)], Options(round=2))
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_every_kind_is_drawn_as_file_and_in_a_page(kind: str, rich: Path, tmp_path: Path) -> None:
+    options = Options(by=("seed",)) if kind == "sensitivity" else Options()
+    picture, left_out = figure(kind, [rich], tmp_path / "f.svg", options=options)
+    assert left_out == []
+    written = (tmp_path / "f.svg").read_text()
+    assert written.startswith("<?xml") and "<text" not in written  # letters are paths, so no font is needed
+    inside = inline(picture, "one")
+    assert inside.startswith("<svg") and 'role="img"' in inside and picture.words.split(".")[0][:20] in inside
+    assert picture.rows and all(len(row) == len(picture.columns) for row in picture.rows)
+
+
+def test_files_have_the_size_asked_for_and_fonts_inside(rich: Path, tmp_path: Path) -> None:
+    from PIL import Image
+
+    arguments = ["figure", "curves", str(rich), "--width", "2", "--height", "1.5", "-o"]
+    assert main([*arguments, str(tmp_path / "f.png")]) == 0
+    with Image.open(tmp_path / "f.png") as image:
+        assert image.size == (600, 450)  # 300 dots an inch
+    assert main([*arguments, str(tmp_path / "f.pdf")]) == 0
+    pdf = (tmp_path / "f.pdf").read_bytes()
+    assert b"/MediaBox [ 0 0 144 108 ]" in pdf and b"/FontFile2" in pdf and b"/Type3" not in pdf
+    again = [tmp_path / "one.svg", tmp_path / "two.svg"]
+    assert [main([*arguments, str(path)]) for path in again] == [0, 0]
+    assert again[0].read_text() == again[1].read_text()  # equal figures are equal files
+    assert main([*arguments, str(tmp_path / "f.csv")]) == 0
+    assert (tmp_path / "f.csv").read_text().startswith("runs,round,mean,deviation,n\n")
+
+
+def test_many_clients_are_points_and_images(make_run: MakeRun) -> None:
+    record = read(make_run())
+    share = record.shares[0]
+    record.shares = [share.__class__(str(k), f"m{k % 3}", 1, dict.fromkeys(range(30), 1 + k)) for k in range(150)]
+    record.class_names = [str(c) for c in range(30)]
+    record.by_client["personal"] = [k / 150 for k in range(150)]
+    bubbles = make("partition", [record], Options())
+    assert len(bubbles.rows) == 100 * 30 and "Drawn are the first 100" in bubbles.words
+    assert "<image" in inline(bubbles, "a") and len(inline(bubbles, "a")) < 300_000
+    assert len(make("clients", [record], Options()).rows) == 150
+
+
+def test_names_that_try_to_be_more(make_run: MakeRun, tmp_path: Path) -> None:
+    names = ["$\\frac{$", "<script>alert(1)</script>", "a\x00\x1b[31mb\n\ud800", "名前 & 'x'"]
+    folders = [make_run(f"n{at}", method=name.replace("\ud800", "")) for at, name in enumerate(names)]
+    picture, _ = figure("curves", folders, tmp_path / "f.pdf")
+    text = inline(picture, "x")
+    assert "<script" not in text and "&lt;script&gt;alert(1)" in text
+    assert "\x1b" not in text and "\x00" not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["curvs", "RUN", "-o", "f.png"], "there is no figure called 'curvs'; did you mean 'curves'?"),
+        (["curves", "RUN", "-o", "f.gif"], "expected a name that ends in .png, .svg, .pdf, .csv"),
+        (["curves", "RUN", "-o", "f"], "expected a name that ends in"),
+        (["curves", "RUN", "-o", "no/f.png"], "no/f.png cannot be written: No such file or directory"),
+        (["curves", "RUN", "-o", "f.png", "--measure", "globl"], "--measure is 'globl'; did you mean 'global'?"),
+        (["cost", "RUN", "-o", "f.png", "--against", "money"], "--against is 'money'; Known: bytes, seconds"),
+        (["curves", "RUN", "-o", "f.png", "--width", "0"], "--width is 0; expected inches between 0.5 and 50"),
+        (["sensitivity", "RUN", "-o", "f.png"], "name it with --by"),
+        (["layers", "RUN", "-o", "f.png"], "has no record of layers that were sent"),
+        (["inco", "RUN", "-o", "f.png"], "has no record of theta and beta"),
+        (["cka", "RUN", "-o", "f.png"], "has no cka-*.safetensors in its artifacts"),
+        (["tsne", "RUN", "-o", "f.png"], "has no guiding_vectors-*.safetensors"),
+        (["synthetic", "RUN", "-o", "f.png"], "has no synthetic-*.safetensors"),
+        (["partition", "RUN", "OTHER", "-o", "f.png"], "a figure 'partition' shows one run, but there are 2"),
+        (["curves", "nowhere", "-o", "f.png"], "there is no folder nowhere"),
+    ],
+)
+def test_wrong_input_is_one_sentence(
+    arguments: list[str],
+    said: str,
+    make_run: MakeRun,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    places = {"RUN": str(make_run("one")), "OTHER": str(make_run("two"))}
+    monkeypatch.chdir(tmp_path)
+    assert main(["figure", *(places.get(word, word) for word in arguments)]) == 2
+    out, err = capsys.readouterr()
+    assert said in err and len(err.splitlines()) == 1 and out == ""
+    assert not (tmp_path / "f.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "spoil"),
+    [
+        ("cka", {"stage": np.ones((2, 3), np.float32)}),
+        ("synthetic", {"images": np.ones((2, 3), np.float32), "labels": np.zeros(2, np.int64)}),
+        ("features", {"vectors": np.ones((3, 2), np.float32), "classes": np.zeros(3, np.int64)}),
+        ("tsne", {"vectors": np.ones((3, 2), np.float32), "classes": np.zeros(2, np.int64)}),
+        ("tsne", {"vectors": np.ones((2, 2), np.float32), "classes": np.zeros(2, np.int64)}),
+    ],
+)
+def test_tensors_that_do_not_fit(make_run: MakeRun, kind: str, spoil: dict[str, Any]) -> None:
+    folder = make_run()
+    keep(folder, f"{'guiding_vectors' if kind == 'tsne' else kind}-000001", **spoil)
+    with pytest.raises(InputError):
+        make(kind, [read(folder)], Options())
+    for path in (folder / "artifacts").iterdir():
+        path.write_bytes(b"no safetensors")
+    with pytest.raises(InputError, match="cannot be read"):
+        make(kind, [read(folder)], Options())
+
+
+def test_events_that_do_not_fit(make_run: MakeRun) -> None:
+    record = read(make_run(more=[{"event": "method", "kind": "inco", "round": 1, "layers": ["a"], "theta": []}]))
+    with pytest.raises(InputError, match="holds what a figure 'inco' cannot be drawn from"):
+        make("inco", [record], Options())
+
+
+def test_drawing_needs_no_torch(make_run: MakeRun) -> None:
+    code = (
+        "import sys\nfrom polyfed.cli.app import main\n"
+        "code = main(['report', sys.argv[1]])\nassert 'torch' not in sys.modules\nsys.exit(code)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(make_run(finished=False, personal=[0.5]))], check=True)

@@ -1,0 +1,283 @@
+"""The report: valid HTML that needs nothing else, about runs in any state, in which names stay names."""
+
+from __future__ import annotations
+
+import html
+import re
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import html5lib
+import numpy as np
+import pytest
+from tests.report.conftest import MakeRun
+from tests.report.test_figures import INCO, LAYERS, keep_everything
+
+from polyfed import api
+from polyfed.benchmarks.report import make_run as make_long_run
+from polyfed.cli.app import main
+from polyfed.report.about_run import parts_of
+from polyfed.report.record import read
+
+NASTY = '<script>alert("x")</script>&"\'{{7*7}}${x}'
+
+
+def page_of(out: Path) -> tuple[str, ElementTree.Element]:
+    """The page, which must be without any error of syntax."""
+    text = out.read_text(encoding="utf-8")
+    parser = html5lib.HTMLParser(strict=True, namespaceHTMLElements=False)
+    # the numbers of paths and pictures are most of the page and none of its syntax; the parser is slow
+    short = re.sub(r'( d=")[MLHVCQSTAZmlhvcqstaz0-9., \n-]+"', r'\1M 0 0"', text)
+    short = re.sub(r"base64,\s*[A-Za-z0-9+/=\s]+", "base64,", short)
+    return text, parser.parse(short)
+
+
+def texts(tree: ElementTree.Element, tag: str) -> list[str]:
+    return [" ".join("".join(found.itertext()).split()) for found in tree.iter(tag)]
+
+
+def figures(tree: ElementTree.Element) -> list[str]:
+    """Titles, each of which must have its drawing, words for it and its numbers."""
+    svg = "{http://www.w3.org/2000/svg}"
+    found = []
+    for figure in tree.iter("figure"):
+        drawing = figure.find(f".//{svg}svg")
+        assert drawing is not None and drawing.get("role") == "img" and drawing.get("viewBox")
+        title = drawing.find(f"{svg}title")
+        assert title is not None and title.get("id") == drawing.get("aria-labelledby")
+        caption = figure.find("figcaption/p")
+        assert caption is not None and caption.text and caption.text in (title.text or "")
+        assert figure.find("figcaption/details") is not None
+        found += texts(figure, "h3")
+    return found
+
+
+def check_whole(text: str, tree: ElementTree.Element) -> None:
+    """Nothing from outside, no script, every ident once, every reference to one that is there."""
+    assert len(text) < 6_000_000
+    assert list(tree.iter("script")) == [] and list(tree.iter("link")) == []
+    idents = [element.get("id") for element in tree.iter() if element.get("id")]
+    assert len(idents) == len(set(idents))
+    for element in tree.iter():
+        for key, value in element.attrib.items():
+            assert not key.startswith("on")
+            if key.endswith(("href", "src")):
+                assert value.startswith(("#", "data:image/png;base64,"))
+                assert value[0] != "#" or value[1:] in idents
+            for name in re.findall(r"url\(([^)]*)\)", value):
+                assert name[0] == "#" and name[1:] in idents
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "report.html"
+
+
+def test_many_runs(make_run: MakeRun, tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed in (0, 1):
+        make_run(f"p{seed}", seed=seed, personal=[0.5, 0.75 + seed / 8])
+        make_run(f"l{seed}", seed=seed, method="local", personal=[0.25, 0.5], sent=10)
+    rich = make_run("rich", method="rich", more=[*LAYERS, *INCO, {"event": "method", "kind": "unheard", "round": 1}])
+    keep_everything(rich)
+    assert main(["report", str(tmp_path / "runs"), "-o", str(out), "--baseline", "local"]) == 0
+    assert "a report on 5 runs" in capsys.readouterr().out
+    text, tree = page_of(out)
+    check_whole(text, tree)
+    assert figures(tree) == [
+        "Personal accuracy by round",
+        "Global accuracy by round",
+        "Training loss by round",
+        "Personal accuracy against bytes",
+        "Personal accuracy against seconds",
+        "Global accuracy against bytes",
+        "Personal accuracy of the clients, sorted",
+        "Personal accuracy by architecture",
+        "Time by phase",
+        "Who holds what: 5 runs, seed 0, 1",
+        "Layers sent and received: rich",
+        "InCo's theta and beta: rich",
+        "CKA between clients: rich",
+        "Guiding vectors: rich",
+        "Features of test samples: rich",
+        "Synthetic images: rich",
+    ]
+    headline = next(iter(tree.iter("table")))
+    rows = [texts(row, "td") for row in headline.iter("tr")]
+    fedproto = next(row for row in rows if row[:1] == ["fedproto"])
+    assert fedproto[2] == "81.25 ± 8.84"
+    assert fedproto[-2].startswith("+31.25 [")  # 25 and 37.5 above local
+    assert any("'rich' has one seed in common with it" in note for note in texts(tree, "p"))
+    assert "prefers-color-scheme: dark" in text and "width=device-width" in text
+
+
+def test_one_run_is_told_whole(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    failure = {
+        "event": "failure",
+        "round": 2,
+        "client": "1",
+        "kind": "raised",
+        "message": "ran out",
+        "detail": "Trace",
+    }
+    folder = make_run("one", more=[failure, failure, {"event": "note", "message": "a client has one class"}])
+    assert main(["report", str(folder)]) == 0  # where it goes without being told
+    text, tree = page_of(folder / "report.html")
+    check_whole(text, tree)
+    said = texts(tree, "p")
+    assert "2 answers were missing or refused." in said and "Note: a client has one class" in said
+    assert (
+        "2 clients sent 3,000 bytes of tensors in all: 750 at least, 1,500 in the middle and 2,250 at most." in said
+    )
+    assert "No field was clipped or noised: whoever receives these messages sees these values." in said
+    cells = [texts(row, "td") for row in tree.iter("tr")]
+    assert ["raised", "ran out", "client 1, round 2", "2"] in cells
+    assert ["train", "prototypes", "62 rows of 64 to 187 rows of 64", "no", "6", "2", "3,000"] in cells
+    assert ["1", "large", "2,250"] in cells and ["method.name", "fedproto"] in cells
+    assert texts(tree, "pre") == ["Trace"]  # once, however often it happened
+
+
+def test_protected_fields_are_told(make_run: MakeRun) -> None:
+    privacy = {"prototypes": {"clip": 1.0, "epsilon": 2.0, "delta": 1e-5}}
+    parts = parts_of(read(make_run(config={"privacy": privacy})), {})
+    left = next(part for part in parts if part.title == "What left each client")
+    assert left.tables[0].rows[0][3].text == "clipped to norm 1.0 and noise for epsilon 2.0, delta 1e-05"
+    assert not any("sees these values" in sentence for sentence in left.words)
+
+
+def test_runs_in_every_state(
+    make_run: MakeRun, tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run("done")
+    make_run("dead", finished=False)
+    make_run("wrong", finished=False, more=[{"event": "failed", "message": "the disk is full"}])
+    make_run("empty", finished=False, personal=[])
+    (make_run("odd") / "config.yaml").write_text("[")
+    assert main(["report", str(tmp_path / "runs"), "-o", str(out)]) == 0
+    assert "odd" in capsys.readouterr().err
+    text, tree = page_of(out)
+    check_whole(text, tree)
+    rows = {row[0]: row for row in (texts(line, "td") for line in tree.iter("tr")) if row}
+    assert [rows[name][3] for name in ("done", "dead", "wrong", "empty", "odd")] == [
+        "finished",
+        "died",
+        "failed",
+        "died",
+        "broken",
+    ]
+    assert rows["dead"][5] == "3 of 10" and rows["empty"][5] == "0 of 10"
+    assert "Failed: 3 of 10 rounds. the disk is full." in texts(tree, "p")
+
+
+def test_runs_without_a_round_and_nothing_but_broken_ones(make_run: MakeRun, tmp_path: Path, out: Path) -> None:
+    folder = make_run("empty", finished=False, personal=[])
+    assert main(["report", str(folder), "-o", str(out)]) == 0
+    _, tree = page_of(out)
+    assert "No round has been measured yet, so there is nothing to draw." in texts(tree, "p")
+    (folder / "config.yaml").write_text("[")
+    assert main(["report", str(folder), "-o", str(out)]) == 0
+    _, tree = page_of(out)
+    assert texts(tree, "h1") == ["Report on 1 run"] and "broken" in texts(tree, "td")
+
+
+def test_names_stay_names(make_run: MakeRun, tmp_path: Path, out: Path) -> None:
+    events: list[dict[str, Any]] = [
+        {"event": "failure", "round": 1, "client": NASTY, "kind": NASTY, "message": NASTY, "detail": NASTY},
+        {"event": "failed", "message": NASTY},
+        {"event": "note", "message": NASTY},
+        {"event": "method", "kind": "layers_up", "round": 1, "clients": [NASTY], "layers": [NASTY], "changes": [1]},
+        {"event": "method", "kind": "warning", "round": 1, "message": NASTY},
+    ]
+    settings = {NASTY: {NASTY: NASTY}, "data": {"dataset": NASTY}}
+    for at in (0, 1):
+        name = f"{NASTY}{at}\x1b[31m\x00"
+        folder = make_run(f"bad{at}", method=NASTY, finished=False, more=events, config=settings, client=NASTY)
+        config = (folder / "config.yaml").read_text().replace("name: bad", f"name: {yaml_text(name)} #")
+        (folder / "config.yaml").write_text(config)
+    assert main(["report", str(tmp_path / "runs"), "-o", str(out)]) == 0
+    text, tree = page_of(out)
+    check_whole(text, tree)
+    assert "<script" not in text and "49" not in texts(tree, "h1")[0]
+    assert html.escape("<script>") in text
+    assert any(NASTY in cell for cell in texts(tree, "td"))
+    assert "\x1b" not in text and "\x00" not in text
+
+
+def yaml_text(text: str) -> str:
+    import yaml
+
+    return yaml.safe_dump(text, default_style='"', width=10_000).strip()
+
+
+def test_what_cannot_be_drawn_is_said(make_run: MakeRun, out: Path) -> None:
+    wrong = {"event": "method", "kind": "inco", "round": 1, "layers": ["a"], "theta": []}
+    folder = make_run(more=[wrong], personal=[], finished=False)
+    keep_everything(folder)
+    for path in (folder / "artifacts").glob("cka-*"):
+        path.write_bytes(b"x")
+    assert main(["report", str(folder), "-o", str(out)]) == 0
+    _, tree = page_of(out)
+    notes = [note for note in texts(tree, "p") if "cannot be" in note]
+    assert len(notes) == 2 and "Synthetic images: run" in figures(tree)
+
+
+def test_numbers_that_no_axis_can_hold(make_run: MakeRun, out: Path) -> None:
+    assert main(["report", str(make_run(personal=[float("inf"), float("nan"), 1e308])), "-o", str(out)]) == 0
+    check_whole(*page_of(out))
+
+
+def test_long_runs_stay_small(tmp_path: Path, out: Path) -> None:
+    make_long_run(tmp_path / "runs" / "long", "m", 0, rounds=400)
+    assert main(["report", str(tmp_path / "runs"), "-o", str(out)]) == 0
+    text, tree = page_of(out)
+    check_whole(text, tree)
+    assert len(text) < 2_000_000
+    assert any("400 rows" in sentence for sentence in texts(tree, "p"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["RUN", "-o", "report.pdf"], "the report's file is 'report.pdf'; expected a name that ends in .html"),
+        (["RUN", "-o", "no/report.html"], "there is no folder no"),
+        (["RUN", "--by", "train.lrr"], "no run has a setting called 'train.lrr'"),
+        (["RUN", "--baseline", "locl"], "the baseline 'locl' is not among the runs"),
+        (["nowhere"], "there is no folder nowhere"),
+        (["."], "there is no run in ."),
+    ],
+)
+def test_wrong_input_is_one_sentence(
+    arguments: list[str],
+    said: str,
+    make_run: MakeRun,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = make_run()
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    assert main(["report", *(str(folder) if word == "RUN" else word for word in arguments)]) == 2
+    out, err = capsys.readouterr()
+    assert said in err and len(err.splitlines()) == 1 and out == ""
+    assert list(Path().iterdir()) == [] and not (folder / "report.html").exists()
+
+
+def test_a_real_run(tmp_path: Path, out: Path) -> None:
+    folder = tmp_path / "real"
+    result = api.run("quickstart", rounds=1, clients=4, engine={"name": "serial"}, out=folder)
+    record = read(folder)
+    assert [share.name for share in record.shares] == ["0", "1", "2", "3"]
+    assert [share.model for share in record.shares] == ["tiny-cnn", "tiny-resnet", "tiny-mobile", "tiny-mlp"]
+    with np.load(folder / "partition.npz") as split:
+        sizes = [len(split[f"train_{k}"]) for k in range(4)]
+    assert [sum(share.train.values()) for share in record.shares] == sizes
+    assert sum(record.up) == result["bytes"]["up"] and sum(record.down) == result["bytes"]["down"]
+    assert record.accuracy["personal"] == result["accuracy"]["personal"]["by_round"]
+    assert sum(left.bytes for left in record.left) == result["bytes"]["up"]
+    assert main(["report", str(folder), "-o", str(out)]) == 0
+    text, tree = page_of(out)
+    check_whole(text, tree)
+    final = f"{100 * result['accuracy']['personal']['final']:.2f}"
+    assert final in texts(next(iter(tree.iter("table"))), "td")
+    assert len(figures(tree)) == 10

@@ -1,0 +1,172 @@
+"""A real Chromium, driven over its debugging socket: what a user's keys and pointer do, and what the console says."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.sync.client import ClientConnection, connect
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+KEYS = {
+    "Enter": (13, "\r"),
+    "Escape": (27, ""),
+    "Tab": (9, ""),
+    " ": (32, " "),
+    "ArrowDown": (40, ""),
+    "ArrowUp": (38, ""),
+    "ArrowLeft": (37, ""),
+    "ArrowRight": (39, ""),
+    "/": (191, "/"),
+}
+
+
+def chromium() -> str:
+    """Where it is. A test without a browser proves nothing, so a missing one fails."""
+    named = os.environ.get("CHROMIUM")
+    found = named or next((path for name in NAMES if (path := shutil.which(name))), None)
+    if found is None:
+        pytest.fail("no Chromium: install it (apt-get install chromium), or name it in CHROMIUM")
+    return found
+
+
+class Browser:
+    """One window."""
+
+    def __init__(self) -> None:
+        self._profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
+        flags += [
+            "--disable-background-networking",
+            "--remote-debugging-port=0",
+            f"--user-data-dir={self._profile.name}",
+        ]
+        self._process = subprocess.Popen(
+            [chromium(), *flags, "about:blank"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        self._open = contextlib.ExitStack()
+        self.errors: list[str] = []
+        self._number = 0
+        self._loaded = False
+        self._socket = self._connect()
+        target = self._call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log"):
+            self.call(f"{domain}.enable")
+        self.size(1400, 900)
+
+    def _connect(self) -> ClientConnection:
+        place = Path(self._profile.name) / "DevToolsActivePort"
+        until = time.monotonic() + 60
+        while not (place.exists() and len(place.read_text().splitlines()) == 2):
+            if self._process.poll() is not None or time.monotonic() > until:
+                pytest.fail(f"Chromium did not start (exit code {self._process.poll()})")
+            time.sleep(0.05)
+        port, path = place.read_text().splitlines()
+        connection = connect(f"ws://127.0.0.1:{port}{path}", max_size=None, open_timeout=30, proxy=None)
+        return self._open.enter_context(connection)
+
+    def close(self) -> None:
+        self._call("Browser.close")
+        self._open.close()
+        self._process.wait(timeout=30)
+        self._profile.cleanup()
+
+    # the protocol
+
+    def _call(self, method: str, session: str | None = None, **parameters: Any) -> dict[str, Any]:
+        self._number += 1
+        message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
+        if session is not None:
+            message["sessionId"] = session
+        self._socket.send(json.dumps(message))
+        while True:
+            answer = json.loads(self._socket.recv(timeout=60))
+            if answer.get("id") == self._number:
+                assert "error" not in answer, answer["error"]
+                result: dict[str, Any] = answer["result"]
+                return result
+            self._hear(answer)
+
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        return self._call(method, self._session, **parameters)
+
+    def _hear(self, event: dict[str, Any]) -> None:
+        facts = event.get("params", {})
+        match event.get("method"):
+            case "Runtime.exceptionThrown":
+                self.errors.append(json.dumps(facts["exceptionDetails"])[:500])
+            case "Log.entryAdded" if facts["entry"]["level"] in {"error", "warning"}:
+                self.errors.append(json.dumps(facts["entry"])[:500])
+            case "Runtime.consoleAPICalled" if facts["type"] in {"error", "warning", "assert"}:
+                self.errors.append(json.dumps(facts["args"])[:500])
+            case "Page.loadEventFired":
+                self._loaded = True
+
+    # what a user does
+
+    def goto(self, address: str) -> None:
+        self._loaded = False
+        self.call("Page.navigate", url="about:blank")  # so that an address that differs in its end is loaded anew
+        self.wait("document.readyState === 'complete' && location.href === 'about:blank'")
+        self.call("Page.navigate", url=address)
+        self.wait("document.readyState === 'complete' && location.href !== 'about:blank'")
+
+    def js(self, expression: str) -> Any:
+        """The value of an expression in the page."""
+        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
+
+    def wait(self, expression: str, seconds: float = 90) -> Any:
+        """Until an expression holds; fails with what the page showed."""
+        until = time.monotonic() + seconds
+        while not (found := self.js(f"(() => {{ try {{ return {expression} }} catch {{ return null }} }})()")):
+            if time.monotonic() > until:
+                pytest.fail(f"never held: {expression}; the page shows: {self.text('body')[:3000]}")
+            time.sleep(0.05)
+        return found
+
+    def text(self, selector: str) -> str:
+        return str(self.js(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''"))
+
+    def click(self, selector: str) -> None:
+        """With the pointer, in the middle of what is seen of an element."""
+        find = f"document.querySelector({json.dumps(selector)})"
+        self.wait(f"{find} !== null")
+        self.js(f"{find}.scrollIntoView({{block: 'center', inline: 'center'}})")
+        box = self.js(
+            f"(() => {{ const b = {find}.getBoundingClientRect(); return [b.x, b.y, b.width, b.height] }})()"
+        )
+        place = {"x": box[0] + box[2] / 2, "y": box[1] + box[3] / 2}
+        for kind in ("mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **place)
+
+    def press(self, key: str) -> None:
+        code, text = KEYS[key]
+        facts = {"key": key, "code": "Space" if key == " " else key, "windowsVirtualKeyCode": code}
+        self.call("Input.dispatchKeyEvent", type="keyDown", text=text, **facts)
+        self.call("Input.dispatchKeyEvent", type="keyUp", **facts)
+
+    def type(self, text: str) -> None:
+        self.call("Input.insertText", text=text)
+
+    def size(self, width: int, height: int) -> None:
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+
+    def dark(self, wanted: bool) -> None:
+        value = "dark" if wanted else "light"
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": value}])
+
+    def screenshot(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))

@@ -1,0 +1,101 @@
+"""One browser, one page over a folder of real and spoiled runs, for all tests of the page."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+from time import sleep
+from typing import Any
+
+import pytest
+from tests.ui.browser import Browser
+
+import polyfed
+from polyfed.ui.server import Page, open_page
+
+SMALL: dict[str, Any] = {"rounds": 4, "clients": 3, "data": {"limit": 120}, "engine": {"name": "serial"}}
+EVIL = "<img src=x onerror=window.hacked=1>"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group("ui"))  # they share a browser
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three real runs, two broken ones, one whose words are all markup."""
+    root = tmp_path_factory.mktemp("ui") / "runs"
+    for name, method, lr in (("apple", "local", 0.01), ("pear", "fedproto", 0.01), ("plum", "local", 0.1)):
+        polyfed.run("quickstart", method=method, out=root / name, train={"lr": lr}, **SMALL)
+    spoiled = root / "spoiled"
+    (spoiled / "yaml").mkdir(parents=True)
+    (spoiled / "yaml" / "config.yaml").write_text("method: {name: [")
+    (spoiled / "result").mkdir()
+    shutil.copy(root / "apple" / "config.yaml", spoiled / "result")
+    (spoiled / "result" / "result.json").write_text('{"method": "local"}')
+    evil = root / EVIL
+    shutil.copytree(root / "pear", evil)
+    (evil / "result.json").unlink()
+    config = (evil / "config.yaml").read_text().replace("name: fedproto", f"name: {EVIL}")
+    (evil / "config.yaml").write_text(config)
+    failure = {"round": 1, "client": f"{EVIL}7", "steps": [f"{EVIL}step"], "kind": "error", "message": f"{EVIL}why"}
+    with (evil / "events.jsonl").open("a") as events:
+        for event in ({**failure, "event": "failure"}, {"message": f"{EVIL}end", "event": "failed"}):
+            events.write(json.dumps({"time": 1.0, **event}) + "\n")
+    return root
+
+
+@pytest.fixture(scope="session")
+def address(runs: Path) -> Iterator[str]:
+    """The real command, as a user starts it."""
+    command = [sys.executable, "-m", "polyfed", "ui", str(runs), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+        process.terminate()
+        process.wait(timeout=20)
+
+
+@contextmanager
+def serving(root: Path, host: str = "127.0.0.1") -> Iterator[Page]:
+    """A page of this process."""
+    page = open_page(root, host)
+    thread = Thread(target=page.serve, daemon=True)
+    thread.start()
+    while not page.server.started:
+        sleep(0.01)
+    yield page
+    page.server.should_exit = True
+    thread.join(timeout=20)
+
+
+@pytest.fixture(scope="session")
+def window() -> Iterator[Browser]:
+    browser = Browser()
+    yield browser
+    browser.close()
+
+
+@pytest.fixture
+def browser(window: Browser) -> Iterator[Browser]:
+    """The browser as new; whatever a test does, nothing may have gone wrong in the console."""
+    window.size(1400, 900)
+    window.dark(False)
+    window.errors.clear()
+    yield window
+    window.js("1")  # hears what was said last
+    assert window.errors == []
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where screenshots go: `--basetemp` says where to look for them."""
+    return tmp_path_factory.mktemp("pictures")

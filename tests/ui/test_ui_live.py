@@ -1,0 +1,55 @@
+"""A real run while it goes: its rounds appear by themselves, and it can be stopped with a whole checkpoint."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.ui.browser import Browser
+from tests.ui.conftest import serving
+from tests.ui.test_ui_page import row
+
+from polyfed.runs import holder
+from polyfed.runs.checkpoint import Checkpoints
+from polyfed.runs.folder import RunFolder
+
+LINE = "document.querySelector('#detail svg.chart path.line')?.getAttribute('d').split('L').length"
+
+
+def test_rounds_appear_and_the_run_stops(browser: Browser, tmp_path: Path, pictures: Path) -> None:
+    with serving(tmp_path) as page:
+        watch_and_stop(browser, page.address, tmp_path / "live", pictures)
+        browser.goto("about:blank#")
+
+
+def watch_and_stop(browser: Browser, address: str, folder: Path, pictures: Path) -> None:
+    options = ["rounds=100000", "clients=3", "data.limit=150", "engine.name=serial", "method=local", "--quiet"]
+    command = [sys.executable, "-m", "polyfed", "run", "quickstart", *options, "--out", str(folder)]
+    browser.goto(address)
+    browser.wait("!document.querySelector('#empty').hidden")
+    browser.js("window.before = 1")
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            browser.wait(f"document.querySelector({json.dumps(row('live'))})?.innerText.includes('running')")
+            browser.click(f"{row('live')} a")
+            seen = browser.wait(f"{LINE} >= 2 && {LINE}")
+            browser.wait(f"{LINE} > {seen}")
+            browser.wait("document.querySelector('#detail .facts').innerText.includes('left')")
+            browser.click(".stop button")
+            browser.wait("document.activeElement.textContent === 'Yes, stop'")
+            browser.screenshot(pictures / "live.png")
+            browser.press("Enter")
+            browser.wait("document.querySelector('.stop').innerText.includes('Asked to stop')")
+            assert process.wait(timeout=60) == 130
+        finally:
+            process.kill()
+    browser.wait("document.querySelector('#detail .badge').textContent.includes('stopped')")
+    assert browser.js("document.querySelector('.stop').textContent") == ""
+    assert browser.js("window.before") == 1  # all that without loading the page again
+    last, _, damaged = Checkpoints(folder / "checkpoint").newest()
+    events = RunFolder(folder).events()
+    assert last is not None and damaged == []
+    assert events[-1]["event"] == "stopped" and events[-1]["round"] == last.round == len(last.history)
+    assert holder.read(folder / ".lock") is None

@@ -1,0 +1,198 @@
+"""What the page knows of run folders: states, rounds as they come, changes since somebody looked."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polyfed.benchmarks.ui import record, result
+from polyfed.runs import holder
+from polyfed.runs.folder import RunFolder
+from polyfed.ui.history import History
+from polyfed.ui.runs import FRESH, Runs
+from polyfed.ui.summaries import SILENT, look, stamp
+
+CONFIG: dict[str, Any] = {
+    "name": "n",
+    "method": {"name": "fedproto"},
+    "data": {"dataset": "digits"},
+    "seed": 3,
+    "rounds": 9,
+    "clients": 2,
+}
+
+
+def run_folder(path: Path, *events: dict[str, Any], config: Any = CONFIG) -> Path:
+    path.mkdir(parents=True)
+    (path / "config.yaml").write_text(yaml.safe_dump(config))
+    append(path, *events)
+    return path
+
+
+def append(path: Path, *events: dict[str, Any]) -> None:
+    with (path / "events.jsonl").open("a") as file:
+        file.writelines(json.dumps({"time": 1.0, **event}) + "\n" for event in events)
+
+
+def done(number: int) -> dict[str, Any]:
+    return {**record(number, 9, 2, 0), "event": "round"}
+
+
+def state(path: Path) -> tuple[str, str]:
+    summary = look("x", path, stamp(str(path))).now(time.time())
+    return summary.state, summary.reason
+
+
+STARTED = {"event": "started"}
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ([], ("died", "it never began")),
+        ([STARTED, done(1)], ("died", "its process ended without a word")),
+        ([STARTED, done(1), {"event": "stopped", "round": 1}], ("stopped", "")),
+        ([STARTED, done(1), {"event": "failed", "message": "why"}], ("failed", "why")),
+        ([STARTED, {"event": "failed", "message": "why"}, {"event": "resumed", "round": 0}], ("died", None)),
+        ([STARTED, done(1), {"event": "note", "message": "x"}, {"event": "left"}], ("died", None)),
+    ],
+)
+def test_states_without_a_process(tmp_path: Path, events: list[dict[str, Any]], expected: tuple[str, Any]) -> None:
+    found = state(run_folder(tmp_path / "run", *events))
+    assert found[0] == expected[0] and expected[1] in {None, found[1]}
+
+
+def test_a_run_is_running_while_its_process_lives(tmp_path: Path) -> None:
+    folder = RunFolder(run_folder(tmp_path / "run", STARTED, done(1)))
+    folder.lock()
+    assert state(folder.path) == ("running", "")
+    assert look("x", folder.path, stamp(str(folder.path))).now(0).stoppable
+    folder.unlock()
+    assert state(folder.path)[0] == "died"
+
+
+def test_a_run_of_another_machine_is_judged_by_its_silence(tmp_path: Path) -> None:
+    path = run_folder(tmp_path / "run", STARTED)
+    (path / ".lock").write_text(json.dumps(asdict(holder.Holder(1, "1", platform.node() + "-other", True))))
+    assert state(path)[0] == "running"
+    assert not look("x", path, stamp(str(path))).now(time.time()).stoppable
+    assert look("x", path, stamp(str(path))).now(time.time() + SILENT + 1).state == "died"
+
+
+def test_the_last_round_is_found_behind_many_lines(tmp_path: Path) -> None:
+    left = [{"event": "left", "client": str(k), "fields": {"x": 1}} for k in range(3000)]
+    path = run_folder(tmp_path / "run", STARTED, done(1), done(2), *left)
+    with (path / "events.jsonl").open("a") as file:
+        file.write('{"time": 1, "event": "rou')  # cut by a kill
+    summary = look("x", path, stamp(str(path))).summary
+    assert (summary.done, summary.rounds, summary.method, summary.data) == (2, 9, "fedproto", "digits")
+    assert summary.personal == done(2)["accuracy"]["personal"]["value"]
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        ("config.yaml", "a: [", "config.yaml cannot be read: it is not YAML at line"),
+        ("config.yaml", "- 1", "config.yaml holds a list, expected a mapping"),
+        ("config.yaml", "!!python/object/apply:os.system ['true']", "it is not YAML at line"),
+        ("result.json", "{", "result.json cannot be read"),
+        ("result.json", "[" * 100_000, "recursion"),
+        ("result.json", "[]", "result.json holds a list"),
+        ("result.json", '{"method": "m", "accuracy": 3}', "holds no result that polyfed wrote"),
+        ("result.json", '{"method": "m", "accuracy": {"personal": [1], "global": null}}', "holds no result"),
+    ],
+)
+def test_broken_folders_say_why(tmp_path: Path, file: str, text: str, words: str) -> None:
+    path = run_folder(tmp_path / "run")
+    (path / file).write_text(text)
+    found, reason = state(path)
+    assert found == "broken" and words in reason
+
+
+def test_a_folder_without_a_config_is_broken(tmp_path: Path) -> None:
+    path = run_folder(tmp_path / "run", STARTED)
+    (path / "config.yaml").unlink()
+    assert state(path) == ("broken", "it has no config.yaml")
+
+
+def test_numbers_that_json_does_not_have_are_left_out(tmp_path: Path) -> None:
+    path = run_folder(tmp_path / "run", STARTED, {**done(1), "loss": float("nan")})
+    spoiled = result(CONFIG, [record(k, 9, 2, 0) for k in range(1, 10)])
+    spoiled["accuracy"]["personal"]["final"] = float("inf")
+    (path / "result.json").write_text(json.dumps(spoiled))
+    runs = Runs(tmp_path)
+    (one,) = json.loads(json.dumps(runs.changes(0), allow_nan=False))["runs"]
+    assert one["state"] == "finished" and one["personal"] is None and one["global"] is not None
+    assert runs.rounds("run", 0, 0)["rounds"][0]["loss"] is None
+
+
+# rounds as they come
+
+EVENTS = st.lists(
+    st.one_of(
+        st.integers(1, 6).map(done),
+        st.integers(0, 6).map(lambda k: {"event": "resumed", "round": k}),
+        st.just({"event": "note", "message": "x"}),
+        st.just({"event": "left", "client": "0"}),
+    ),
+    max_size=20,
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(events=EVENTS, cuts=st.lists(st.integers(0, 5000), max_size=5))
+def test_reading_in_parts_gives_what_reading_at_once_gives(
+    tmp_path_factory: pytest.TempPathFactory, events: list[dict[str, Any]], cuts: list[int]
+) -> None:
+    data = b"".join(json.dumps(event).encode() + b"\n" for event in events)
+    folder = tmp_path_factory.mktemp("parts")
+    whole, parts = folder / "whole", folder / "parts"
+    whole.write_bytes(data)
+    at_once, followed = History(whole), History(parts)
+    at_once.look()
+    known: dict[str, Any] = {"generation": 0, "rounds": []}
+    for end in [*sorted(cuts), len(data)]:
+        parts.write_bytes(data[:end])
+        followed.look()
+        news = followed.since(known["generation"], len(known["rounds"]))
+        # what a page does with an answer
+        known = {"generation": news["generation"], "rounds": known["rounds"][: news["from"]] + news["rounds"]}
+    assert followed.rounds == at_once.rounds == known["rounds"]
+    assert followed.notes == at_once.notes
+
+
+def test_only_what_changed_is_told(tmp_path: Path) -> None:
+    first = run_folder(tmp_path / "a", STARTED)
+    run_folder(tmp_path / "deep" / "er" / "b", STARTED)
+    (tmp_path / "empty").mkdir()
+    runs = Runs(tmp_path)
+    start = runs.changes(0)
+    assert start["whole"] and [run["id"] for run in start["runs"]] == ["a", "deep/er/b"]
+    assert runs.changes(start["revision"])["runs"] == []
+    append(first, done(1))
+    os.utime(first / "events.jsonl", (1, 1))
+    time.sleep(FRESH)
+    news = runs.changes(start["revision"])
+    assert not news["whole"] and [(run["id"], run["done"], run["up"]) for run in news["runs"]] == [("a", 1, 1000)]
+    for file in first.iterdir():
+        file.unlink()
+    time.sleep(FRESH)
+    assert runs.changes(news["revision"])["gone"] == ["a"]
+    assert runs.changes(start["revision"] - 2)["whole"]  # of an earlier server
+
+
+def test_a_folder_that_is_a_run_itself(tmp_path: Path) -> None:
+    run_folder(tmp_path / "run", STARTED, done(1))
+    runs = Runs(tmp_path / "run")
+    assert [run["id"] for run in runs.changes(0)["runs"]] == ["."]
+    assert len(runs.rounds(".", 0, 0)["rounds"]) == 1 and runs.config(".")["settings"]["method.name"] == "fedproto"
