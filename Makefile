@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: run test bench setup lint types clean
+.PHONY: run test bench setup lint types browser clean
 
 setup: $(VENV)/.installed
 
@@ -15,13 +15,15 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.developer: $(VENV)/.installed
-	$(PIP) install -c constraints.txt -e '.[dev]'
+	$(PIP) install -c constraints.txt -e '.[dev,ui,tensorboard,mlflow,wandb]'
 	@touch $@
 
 run: setup
 	@$(BIN)/polyfed run quickstart method=fedavg 'models.group=[tiny-cnn]' --out runs/quickstart/fedavg > /dev/null
 	@$(BIN)/polyfed sweep quickstart method=local,lg-fedavg,feddistill,fedproto --out runs/quickstart > /dev/null
 	@$(BIN)/polyfed compare runs/quickstart
+	@$(BIN)/polyfed report runs/quickstart -o runs/quickstart/report.html > /dev/null
+	@echo "Report: runs/quickstart/report.html"
 	@echo "Run folders: runs/quickstart. Look into one with: $(BIN)/polyfed inspect runs/quickstart/fedavg"
 
 lint: $(VENV)/.developer
@@ -31,7 +33,13 @@ lint: $(VENV)/.developer
 types: $(VENV)/.developer
 	$(BIN)/mypy
 
-test: lint types
+# The live page is tested in a real Chromium. Where it is missing and we may, it is installed; else those tests fail.
+browser:
+	@command -v chromium > /dev/null || test -n "$$CHROMIUM" || test "$$(id -u)" != 0 \
+	  || ! command -v apt-get > /dev/null \
+	  || { apt-get update -qq && apt-get install -y -qq chromium > /dev/null; }
+
+test: browser lint types
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 bench: setup

@@ -1,10 +1,11 @@
-"""What all tests share: a cache of their own, and one torch thread, so that tests can run side by side."""
+"""What all tests share: a cache of their own, one torch thread, and who runs beside whom."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -22,3 +23,32 @@ def own_cache() -> Iterator[None]:
             del os.environ["POLYFED_CACHE"]
         else:
             os.environ["POLYFED_CACHE"] = before
+
+
+# With several processes: the tests of a file run in one of them, one after the other, and so share what they begin
+# with. (pytest-xdist's own mark for this, `xdist_group`, has no effect with pytest 9.2.)
+WHOLE_FOLDERS = ("tests/ui/",)  # they share a browser
+BY_METHOD = ("tests/methods/test_battery.py", "tests/engines/test_engines_agree.py")  # `[method-what is tested]`
+EACH_ALONE = ("tests/cli/test_cli_runs.py", "tests/models/")  # they share nothing, and fill the end
+
+
+def place(test: str) -> str:
+    """What a test runs together with, from its id."""
+    file, _, name = test.partition("::")
+    for folder in WHOLE_FOLDERS:
+        if file.startswith(folder):
+            return folder
+    if file in BY_METHOD and "-" in name:
+        return f"{file}::{name.rpartition('-')[0]}"
+    return test if file.startswith(EACH_ALONE) else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
+
+    class Together(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return place(nodeid)
+
+    return Together(config, log)

@@ -19,11 +19,17 @@ LEAVES = {"data", "models", "training"}
 # What each room may import besides itself and `errors`; a room that is not here is at the top.
 BELOW: dict[str, set[str]] = {
     "errors": set(),
+    "machine": set(),
     **{leaf: set() for leaf in LEAVES},
     "core": LEAVES,
     "methods": {"core", *LEAVES},
-    "engines": {"core"},
+    "filters": {"core", *LEAVES},
+    "analysis": LEAVES,
+    "engines": {"core", "machine"},
     "runs": {"core"},
+    "comparison": {"runs"},
+    "report": {"runs", "comparison", "__init__"},
+    "ui": {"runs", "comparison"},
 }
 # A worker's process must have imported all that a federation needs before it is forked.
 EXCEPTIONS = {("engines/worker.py", "federation")}

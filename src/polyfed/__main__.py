@@ -1,5 +1,7 @@
 """`python -m polyfed` is the command."""
 
+import sys
+
 from polyfed.cli.app import main
 
-main()
+sys.exit(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -63,22 +64,32 @@ def run_config(
     config: Config, *, out: Path | None = None, data: Dataset | None = None, observers: Sequence[Observer] = ()
 ) -> dict[str, Any]:
     """Run a checked config. A run that is already finished is not run again."""
-    from polyfed import catalogue, federation
+    from polyfed import catalogue, federation, trackers
     from polyfed.experiment import Experiment, versions
 
     folder = open_folder(folder_of(config, out), config)
     finished = folder.result()
     if finished is not None:
         return finished
+    tracking = trackers.check(config.track)
     if data is None:
         made = federation.from_config(config)
     else:
         federation.import_all(config.imports)
         made = federation.from_parts(config, catalogue.make(config.method), federation.assign_models(config), data)
-    experiment = Experiment(made, folder, list(observers))
-    if not folder.exists():
-        folder.create({**config.to_dict(), "name": config.run_name, "versions": versions()})
-    return experiment.run()
+
+    def note(sentence: str) -> None:
+        folder.event("note", message=sentence)
+        for observer in observers:
+            observer.note(sentence)
+        if not observers:
+            logging.getLogger("polyfed").warning(sentence)
+
+    with trackers.tracked(config.track, tracking, note) as watchers:
+        experiment = Experiment(made, folder, [*observers, *watchers])
+        if not folder.exists():
+            folder.create({**config.to_dict(), "name": config.run_name, "versions": versions()})
+        return experiment.run()
 
 
 def folder_of(config: Config, out: Path | None = None) -> Path:

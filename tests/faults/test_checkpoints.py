@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -36,21 +33,33 @@ def setting(out: Path) -> dict[str, Any]:
         "rounds": 4,
         "clients": 6,
         "participation": 0.5,
+        "data": {"dataset": "digits", "limit": 600, "partition": {"scheme": "dirichlet", "alpha": 0.5}},
         "checkpoint": {"seconds": 0},
         "engine": {"name": "serial"},
         "out": out,
     }
 
 
-@pytest.fixture
-def broken_off(tmp_path: Path) -> tuple[Path, str]:
-    """A run that ended in round 4, with checkpoints of rounds 2 and 3; and the hash it must end with."""
-    whole = api.run(**setting(tmp_path / "whole"))
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[str, Any]]:
+    """A whole run, one that ended in round 4 with checkpoints of rounds 2 and 3, and the result of both.
+
+    Those who change anything work on a copy.
+    """
+    folder = tmp_path_factory.mktemp("checkpoints")
+    whole = api.run(**setting(folder / "whole"))
     with pytest.raises(ZeroDivisionError):
-        api.run(**setting(tmp_path / "run"), observers=[StopAfter(4)])
-    names = sorted(path.name for path in (tmp_path / "run" / "checkpoint").glob("*.polyfed"))
+        api.run(**setting(folder / "run"), observers=[StopAfter(4)])
+    names = sorted(path.name for path in (folder / "run" / "checkpoint").glob("*.polyfed"))
     assert names == ["round-000002.polyfed", "round-000003.polyfed"]
-    return tmp_path / "run", whole["state_hash"]
+    return folder / "whole", folder / "run", whole
+
+
+@pytest.fixture
+def broken_off(original: tuple[Path, Path, dict[str, Any]], tmp_path: Path) -> tuple[Path, str]:
+    """A copy of the run that ended in round 4, and the hash it must end with."""
+    _, run, whole = original
+    return Path(shutil.copytree(run, tmp_path / "run")), whole["state_hash"]
 
 
 def resumed_from(folder: Path) -> list[int]:
@@ -107,51 +116,27 @@ def test_the_checkpoint_before_is_whole_after_a_resume_too(broken_off: tuple[Pat
     assert resumed_from(folder) == [3, 2]
 
 
-def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
-    first = api.run(**setting(tmp_path / "run"))
-    lines = len(RunFolder(tmp_path / "run").events())
-    assert api.resume(tmp_path / "run") == first
-    assert len(RunFolder(tmp_path / "run").events()) == lines
+def test_a_finished_run_is_not_run_again(original: tuple[Path, Path, dict[str, Any]]) -> None:
+    folder, _, first = original
+    lines = len(RunFolder(folder).events())
+    assert api.resume(folder) == first
+    assert len(RunFolder(folder).events()) == lines
 
 
-def test_only_the_last_states_stay(tmp_path: Path) -> None:
-    api.run(**setting(tmp_path / "run"))
-    states = [path.name.partition(".")[0] for path in (tmp_path / "run" / "checkpoint" / "clients").iterdir()]
+def test_only_the_last_states_stay(original: tuple[Path, Path, dict[str, Any]]) -> None:
+    states = [path.name.partition(".")[0] for path in (original[0] / "checkpoint" / "clients").iterdir()]
     assert len(states) == len(set(states)) <= 6
 
 
-FULL_DISK = """
-import json, resource, signal, sys
-from pathlib import Path
-from polyfed import api
-from polyfed.errors import PolyfedError
-
-class Fill:
-    def started(self, config, folder, done): pass
-    def note(self, sentence): pass
-    def round_done(self, record):
-        if record["round"] == 2:  # from now on no file can grow beyond one byte, as on a disk that is full
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
-
-try:
-    api.run(**json.loads(sys.argv[1]), observers=[Fill()])
-except PolyfedError as error:
-    print(error.exit_code, error)
-"""
-
-
-def test_a_full_disk_leaves_the_old_checkpoint_whole(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_old_checkpoint_whole(
+    original: tuple[Path, Path, dict[str, Any]], tmp_path: Path, launcher: Any
+) -> None:
     """The limit on file size stands for a full disk: writing fails in the same place with the same kind of error."""
-    whole = api.run(**setting(tmp_path / "whole"))
-    chosen = {**setting(tmp_path / "run"), "out": str(tmp_path / "run")}
-    done = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, json.dumps(chosen)], capture_output=True, text=True, env=os.environ
-    )
-    assert done.stdout.startswith("1 "), done.stdout + done.stderr
-    assert "could not be written" in done.stdout and done.stdout.count("\n") == 1
+    run = launcher.start(setting(tmp_path / "run"), full_disk=2)
+    assert run.wait() == 1
+    assert "could not be written" in run.error and "\n" not in run.error
     names = [path.name for path in (tmp_path / "run" / "checkpoint").glob("*.polyfed")]
     assert names == ["round-000001.polyfed"]
     assert not list((tmp_path / "run").rglob("*.new"))
-    assert api.resume(tmp_path / "run")["state_hash"] == whole["state_hash"]
+    assert api.resume(tmp_path / "run")["state_hash"] == original[2]["state_hash"]
     assert resumed_from(tmp_path / "run") == [1]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +24,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedproto": {},
 }
 ROUNDS = 8
-KILLS = 2  # for each of the five methods: ten in all
-SCRIPT = "import json, sys; from polyfed import api; api.run(**json.loads(sys.argv[1]))"
+# For each of the five methods two: ten kills in all. On which engine, and between which rounds: enough are left that
+# the run cannot end before it is killed.
+KILLS = (("pool", 0, 2), ("serial", 2, 4))
 
 
 def setting(method: str, out: Path, engine: str) -> dict[str, Any]:
@@ -37,6 +36,7 @@ def setting(method: str, out: Path, engine: str) -> dict[str, Any]:
         "rounds": ROUNDS,
         "clients": 8,
         "participation": 0.75,
+        "data": {"dataset": "digits", "limit": 600, "partition": {"scheme": "dirichlet", "alpha": 0.5}},
         "checkpoint": {"seconds": 0},
         "engine": {"name": engine, "workers": 2} if engine == "pool" else {"name": engine},
         "out": str(out),
@@ -44,75 +44,87 @@ def setting(method: str, out: Path, engine: str) -> dict[str, Any]:
     }
 
 
-def events(folder: Path, kind: str) -> list[dict[str, Any]]:
-    path = folder / "events.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [e for e in map(_parsed, lines) if e.get("event") == kind]
+@cache
+def _whole(method: str, folder: Path) -> dict[str, Any]:
+    return api.run(**setting(method, folder / f"whole-{method}", "serial"))
 
 
-def _parsed(line: str) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads(line)
-        return found
-    except json.JSONDecodeError:
-        return {}  # a line that is being written
+def whole_run(method: str, factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The run that nothing happened to, on the serial engine."""
+    return _whole(method, factory.getbasetemp())
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_kill_9_at_random_moments_then_resume(method: str, tmp_path: Path) -> None:
-    whole = api.run(**setting(method, tmp_path / "whole", "serial"))
+def test_kill_9_at_random_moments_then_resume(
+    method: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, launcher: Any, events_of: Any
+) -> None:
+    whole = whole_run(method, tmp_path_factory)
     moments = random.Random(method)
     out = tmp_path / "killed"
-    script = [sys.executable, "-c", SCRIPT, json.dumps(setting(method, out, "pool"))]
-    for kill in range(KILLS):
-        process = subprocess.Popen(script, start_new_session=True)
-        deadline = time.monotonic() + 120
-        begun = len(events(out, "started") + events(out, "resumed"))
-        while len(events(out, "started") + events(out, "resumed")) == begun:
-            assert process.poll() is None and time.monotonic() < deadline, "the run did not begin"
-            time.sleep(0.01)
-        time.sleep(moments.uniform(0, 0.25 * sum(whole["seconds"]["by_round"])))
-        process.kill()
-        process.wait()
-        assert not (out / "result.json").exists() or kill > 0
-    result = api.resume(out)
+    events = events_of(out)
+    for engine, first, last in KILLS:
+        begun = events.beginnings()
+        started = launcher.start(setting(method, out, engine))
+        events.wait(begun + 1, moments.randint(first, last))
+        time.sleep(moments.uniform(0, 1) * sum(whole["seconds"]["by_round"]) / ROUNDS)
+        os.kill(started.pid, signal.SIGKILL)
+        assert started.wait() == -signal.SIGKILL
+        assert not (out / "result.json").exists()
+    result = api.run(**setting(method, out, "pool"))
     assert result["state_hash"] == whole["state_hash"]
     for same in ("accuracy", "loss", "bytes", "failures"):
         assert result[same] == whole[same]
 
 
+class KillsWorkers:
+    """An observer that kills a worker in the middle of some rounds."""
+
+    ROUNDS = (2, 4)  # one more, and a task that met them all would rightly be given up
+    assert len(ROUNDS) < DEATHS
+
+    def __init__(self, method: str) -> None:
+        self._moments = random.Random(method)
+        self._killers: list[threading.Thread] = []
+        self.killed: list[int] = []
+
+    def started(self, config: object, folder: Path, done: int) -> None: ...
+
+    def note(self, sentence: str) -> None: ...
+
+    def round_done(self, record: dict[str, Any]) -> None:
+        if record["round"] + 1 in self.ROUNDS:
+            killer = threading.Thread(target=self._kill, args=[0.7 * self._moments.random(), record])
+            self._killers.append(killer)
+            killer.start()
+
+    def _kill(self, share: float, before: dict[str, Any]) -> None:
+        time.sleep(share * before["seconds"]["train"])
+        victim = self._moments.choice(workers_of(os.getpid()))
+        os.kill(victim, signal.SIGKILL)
+        self.killed.append(victim)
+
+    def join(self) -> None:
+        for killer in self._killers:
+            killer.join()
+
+
 @pytest.mark.parametrize("method", ["fedavg", "fedproto"])
-def test_a_worker_killed_in_the_middle_of_a_round(method: str, tmp_path: Path) -> None:
-    whole = api.run(**setting(method, tmp_path / "whole", "serial"))
-    killed: list[int] = []
-    finished = threading.Event()
-
-    def kill_workers() -> None:
-        moments = random.Random(method)
-        while not finished.is_set():
-            time.sleep(moments.uniform(0.05, 0.2))
-            alive = workers_of(os.getpid())
-            if alive and events(tmp_path / "run", "round"):
-                victim = moments.choice(alive)
-                os.kill(victim, signal.SIGKILL)
-                killed.append(victim)
-            if len(killed) >= DEATHS - 1:  # one more, and a task that met them all would rightly be given up
-                return
-
-    killer = threading.Thread(target=kill_workers)
-    killer.start()
+def test_a_worker_killed_in_the_middle_of_a_round(
+    method: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    whole = whole_run(method, tmp_path_factory)
+    killing = KillsWorkers(method)
     try:
-        result = api.run(**setting(method, tmp_path / "run", "pool"))
+        result = api.run(**setting(method, tmp_path / "run", "pool"), observers=[killing])
     finally:
-        finished.set()
-        killer.join()
-    assert killed
+        killing.join()
+    assert len(killing.killed) == len(killing.ROUNDS)
     assert result["state_hash"] == whole["state_hash"]
     assert result["failures"] == []
 
 
 def workers_of(pid: int) -> list[int]:
-    """The processes two below this one: forked from its zygotes."""
+    """The processes that were forked from this one's zygotes."""
 
     def children(parent: int) -> list[int]:
         tasks = Path(f"/proc/{parent}/task")
@@ -121,25 +133,30 @@ def workers_of(pid: int) -> list[int]:
         except (FileNotFoundError, ProcessLookupError):
             return []
 
-    return [worker for zygote in children(pid) for worker in children(zygote)]
+    zygotes = [child for child in children(pid) if b"polyfed.engines.zygote" in cmdline(child)]
+    return [worker for zygote in zygotes for worker in children(zygote)]
 
 
-def test_ctrl_c_ends_after_the_round_with_a_whole_checkpoint(tmp_path: Path) -> None:
-    whole = api.run(**setting("fedproto", tmp_path / "whole", "serial"))
+def cmdline(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
+def test_ctrl_c_ends_after_the_round_with_a_whole_checkpoint(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, launcher: Any, events_of: Any
+) -> None:
     out = tmp_path / "stopped"
     chosen = {**setting("fedproto", out, "pool"), "checkpoint": {"seconds": 1000}}
-    process = subprocess.Popen([sys.executable, "-c", SCRIPT, json.dumps(chosen)], stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while not events(out, "round"):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    process.wait()
-    done = len(events(out, "round"))
-    assert events(out, "stopped") and done < ROUNDS
-    assert [path.name for path in (out / "checkpoint").glob("*.polyfed")] == [f"round-{done:06d}.polyfed"]
-    assert api.resume(out)["state_hash"] == whole["state_hash"]
-    assert len(events(out, "round")) == ROUNDS  # nothing was done twice
+    stopped = launcher.start(chosen, ctrl_c=3)
+    assert stopped.wait() == 130
+    assert stopped.error == f"stopped after round 3; go on with: polyfed resume {out}"
+    events = events_of(out)
+    assert [event["round"] for event in events.of("stopped")] == [3] and events.round() == 3
+    assert [path.name for path in (out / "checkpoint").glob("*.polyfed")] == ["round-000003.polyfed"]
+    assert api.resume(out)["state_hash"] == whole_run("fedproto", tmp_path_factory)["state_hash"]
+    assert len(events.of("round")) == ROUNDS  # nothing was done twice
 
 
 def test_two_processes_do_not_work_on_one_folder(tmp_path: Path) -> None:

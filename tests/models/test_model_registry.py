@@ -16,6 +16,7 @@ from polyfed.errors import InputError
 from polyfed.models import ModelSpec, SplitModel, build, describe, group, group_names, model_group, names, register
 from polyfed.models import registry as registry_module
 from polyfed.models.catalogue import ARCHITECTURES
+from polyfed.models.slicing import EarlyExits
 
 SHAPE = (1, 8, 8)
 
@@ -36,6 +37,7 @@ specs = st.builds(
     head=st.sampled_from([None, "linear", "relu-256", "tanh-768"]),
     dropout=st.none() | st.floats(0, 0.9),
     pool_input=st.none() | st.integers(16, 224),
+    exits=st.sampled_from([None, (1,), (2, 5)]),
     mean=st.tuples(st.floats(0, 1)) | st.tuples(*[st.floats(0, 1)] * 3),
 )
 
@@ -56,6 +58,25 @@ def test_label_and_parse_are_reverse() -> None:
     assert ModelSpec("resnet26").label == "resnet26"
     for spec in (*group("inco-width"), *group("tiny-widths")):
         assert ModelSpec.parse(spec.label) == ModelSpec(spec.name, width=spec.width)
+    for spec in group("tiny-exits"):
+        assert ModelSpec.parse(spec.label) == spec == ModelSpec.from_json(json.loads(json.dumps(spec.to_json())))
+
+
+def test_a_spec_with_exits_builds_a_model_that_answers_at_them() -> None:
+    model = build("tiny-resnet-wide@0.5:2-4", shape=SHAPE, classes=5)
+    assert isinstance(model, EarlyExits) and model.depths == (2, 4)
+    assert [
+        answer.shape for answer in model.logits(torch.rand(2, *SHAPE, generator=torch.Generator().manual_seed(0)))
+    ] == [(2, 5)] * 2
+    for wrong in (
+        "tiny-resnet-wide:4-2",
+        "tiny-resnet-wide:0",
+        "tiny-resnet-wide:two",
+        "tiny-resnet-wide:7",
+        "cnn4:1",
+    ):
+        with pytest.raises(InputError, match=r"exits|exit after"):
+            build(wrong, shape=SHAPE if wrong != "cnn4:1" else (3, 32, 32), classes=5)
 
 
 @pytest.mark.parametrize(
@@ -136,6 +157,7 @@ GROUPS = {
     "tiny-vits": "tiny-vit-2 tiny-vit-3 tiny-vit-4 tiny-vit-5 tiny-vit-6",
     "tiny-widths": "tiny-resnet-wide@0.25 tiny-resnet-wide@0.375 tiny-resnet-wide@0.5 tiny-resnet-wide@0.75 "
     "tiny-resnet-wide",
+    "tiny-exits": "tiny-resnet-wide@0.5:2 tiny-resnet-wide@0.75:2-4 tiny-resnet-wide:2-4-6",
 }
 
 

@@ -11,10 +11,16 @@ from typing import Any
 from polyfed.errors import InputError, nearest
 
 _NAMES = {
+    "aggregation": "memory of a server that averages 50 clients of ResNet-26, against 5 of them",
+    "fedl2g": "client seconds of a FedL2G round against FedDistill's (logits) and FedProto's (features)",
+    "fedfree": "FedFree's server time in a round against the clients' training time",
+    "inco": "InCo's share of the time of a round with ten clients of tiny-resnets",
     "overhead": "a training round on the pool against bare training loops in as many processes",
     "population": "a round of 20 clients out of 10,000 against one out of 100",
+    "report": "a report over 100 runs of 200 rounds: seconds, peak memory, size of the page",
     "slicing": "building and slicing ResNet-152: seconds, and peak memory against its own size",
     "startup": "seconds until `polyfed list methods` has answered and until the first round of a run begins",
+    "ui": "the live page over 1,000 runs of 200 rounds: seconds to its first view, per look, and to open a run",
 }
 
 

@@ -7,13 +7,14 @@ perfectly balanced between them: the mean of the processes' times, not the slowe
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import statistics
 import tempfile
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -23,26 +24,33 @@ from polyfed.benchmarks.synthetic import images
 from polyfed.config import Config, parse
 from polyfed.core.cohort import Cohort
 from polyfed.core.door import Door
-from polyfed.core.server import Server
 from polyfed.experiment import make_engine, one_torch_thread
 from polyfed.training.fit import TrainSettings, make_optimizer
 
-CLIENTS, SAMPLES, SIZE, REPEATS = 20, 6000, 28, 7
+CLIENTS, SAMPLES, SIZE, REPEATS = 20, 6000, 28, 11
+WORKERS = (1, 2)
 
 
 def measure() -> dict[str, Any]:
-    """Figures: the pool's round divided by the ideal, and the speed-up from one worker to two against the ideal's."""
+    """Figures: the pool's round divided by the ideal, and the speed-up from one worker to two against the ideal's.
+
+    Pool and bare processes, with one worker and with two, run in turns, and ratios are formed within a turn: what
+    else the machine does falls on all of them.
+    """
     figures: dict[str, float] = {}
-    with tempfile.TemporaryDirectory() as folder, one_torch_thread():
+    with tempfile.TemporaryDirectory() as folder, one_torch_thread(), contextlib.ExitStack() as ends:
         made = _federation(Path(folder))
-        times = {workers: _compare(made, workers, Path(folder) / str(workers)) for workers in (1, 2)}
-    for workers, (pool, ideal) in times.items():
-        figures[f"round_seconds_{workers}_workers"] = statistics.median(pool)
-        figures[f"ideal_seconds_{workers}_workers"] = statistics.median(ideal)
-        figures[f"overhead_{workers}_workers"] = statistics.median(p / i for p, i in zip(pool, ideal, strict=True))
-    figures["speedup_pool"] = figures["round_seconds_1_workers"] / figures["round_seconds_2_workers"]
-    figures["speedup_ideal"] = figures["ideal_seconds_1_workers"] / figures["ideal_seconds_2_workers"]
-    figures["speedup_ratio"] = figures["speedup_pool"] / figures["speedup_ideal"]
+        sides = {n: ends.enter_context(_Side(made, n, Path(folder) / str(n))) for n in WORKERS}
+        turns = [{n: side.turn(number) for n, side in sides.items()} for number in range(1, REPEATS + 2)][1:]
+    for n in WORKERS:
+        figures[f"round_seconds_{n}_workers"] = statistics.median(turn[n][0] for turn in turns)
+        figures[f"ideal_seconds_{n}_workers"] = statistics.median(turn[n][1] for turn in turns)
+        figures[f"overhead_{n}_workers"] = statistics.median(turn[n][0] / turn[n][1] for turn in turns)
+    figures["speedup_pool"] = statistics.median(turn[1][0] / turn[2][0] for turn in turns)
+    figures["speedup_ideal"] = statistics.median(turn[1][1] / turn[2][1] for turn in turns)
+    figures["speedup_ratio"] = statistics.median(
+        (turn[1][0] / turn[2][0]) / (turn[1][1] / turn[2][1]) for turn in turns
+    )
     settings = {
         "clients": CLIENTS,
         "samples": SAMPLES,
@@ -67,31 +75,36 @@ def _federation(folder: Path) -> federation.Federation:
     return federation.from_parts(config, catalogue.make(config.method), federation.assign_models(config), data)
 
 
-def _compare(made: federation.Federation, workers: int, folder: Path) -> tuple[list[float], list[float]]:
-    """Rounds on the pool and of the bare processes, in turns, so that both see the same machine."""
-    config = parse({**made.config.to_dict(), "engine": {"name": "pool", "workers": workers}})
-    made = federation.Federation(config, made.dataset, made.partition, None, made.specs, made.method)
-    engine = make_engine(made, folder / "states", folder / "federation")
-    bare = [_Bare(made, [name for name in made.names if int(name) % workers == w]) for w in range(workers)]
-    roster = made.profiles()
-    door = Door(made.method, engine, roster)
-    server = Server(roster, made.dataset.classes, 1, 0, made.common_model)
-    cohort = Cohort(door, made.names, lambda names: None)
-    pool_times, ideal_times = [], []
-    try:
-        for number in range(REPEATS + 1):
-            door.begin_round(number + 1)
-            started = time.perf_counter()
-            made.method.round(server, cohort)
-            pool_times.append(time.perf_counter() - started)
-            for process in bare:
-                process.start()
-            ideal_times.append(statistics.mean(process.seconds() for process in bare))
-    finally:
-        engine.close()
-        for process in bare:
+class _Side:
+    """A pool of so many workers, and as many bare processes."""
+
+    def __init__(self, made: federation.Federation, workers: int, folder: Path) -> None:
+        config = parse({**made.config.to_dict(), "engine": {"name": "pool", "workers": workers}})
+        made = federation.Federation(config, made.dataset, made.partition, None, made.specs, made.method)
+        self._bare = [_Bare(made, [name for name in made.names if int(name) % workers == w]) for w in range(workers)]
+        self._engine = make_engine(made, folder / "states", folder / "federation")
+        roster = made.profiles()
+        self._door = Door(made.method, self._engine, roster)
+        self._server = made.server(roster)
+        self._method, self._cohort = made.method, Cohort(self._door, made.names, lambda names: None)
+
+    def turn(self, number: int) -> tuple[float, float]:
+        """Seconds of a round on the pool, and of the same work in bare processes."""
+        self._door.begin_round(number)
+        started = time.perf_counter()
+        self._method.round(self._server, self._cohort)
+        pool = time.perf_counter() - started
+        for process in self._bare:
+            process.start()
+        return pool, statistics.mean(process.seconds() for process in self._bare)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._engine.close()
+        for process in self._bare:
             process.close()
-    return pool_times[1:], ideal_times[1:]  # the first is warm-up
 
 
 class _Bare:

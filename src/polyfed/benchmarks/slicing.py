@@ -47,7 +47,7 @@ def _build_and_slice() -> dict[str, float]:
     # What the first model of a process loads (torch's kernels and meta functions) is not the cost of this one.
     extract(build("tiny-resnet10", shape=(3, 8, 8), classes=2).state_dict(), {})
     skeleton("tiny-resnet10", shape=(3, 8, 8), classes=2)
-    before = _memory("VmRSS")
+    before = memory("VmRSS")
     started = time.perf_counter()
     big = build(BIG, shape=SHAPE, classes=CLASSES)
     weights = big.state_dict()
@@ -59,12 +59,12 @@ def _build_and_slice() -> dict[str, float]:
     return {
         "seconds": ended - started,
         "slice_seconds": ended - built,
-        "peak_over_size": (_memory("VmHWM") - before) / size,
+        "peak_over_size": (memory("VmHWM") - before) / size,
         "size": size,
     }
 
 
-def _memory(field: str) -> int:
+def memory(field: str) -> int:
     """Bytes the kernel tells for this process: VmRSS now, VmHWM at the peak.
 
     Where it tells nothing, the peak serves for both; it may be that of the process which started this one.
