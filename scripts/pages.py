@@ -5,6 +5,7 @@ A page is written from run folders alone; what is to be read from it stands besi
 
 from __future__ import annotations
 
+import shlex
 import statistics
 import subprocess
 import sys
@@ -33,7 +34,7 @@ def sweep(
     ending = ["--seeds", seeds, "--out", str(out), "--jobs", jobs]
     command = [sys.executable, "-m", "polyfed", "sweep", preset, *axes, *private, *ending, "--quiet"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return " ".join(["polyfed", "sweep", preset, *axes, *ending])
+    return shlex.join(["polyfed", "sweep", preset, *axes, *ending])
 
 
 def labelled(folders: Iterable[Path], label: Callable[[Mapping[str, Any]], str]) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ TITLES = {
     "fashion-mnist": "Fashion-MNIST: 6,000 training and 2,000 test samples, 20 clients, Dirichlet 0.1, `tiny4`, "
     "30 rounds, batch 10, SGD 0.01, measured every 5 rounds",
 }
-RIVALS = ["method=local,feddistill"]
+RIVALS = ["method=local"]
 BOTH = ["method=fedl2g", "method.space=logit,feature"]
 # With 0.1, some of 100 clients would have a single one of the 1,437 samples.
 SHARES = ["data.partition.alpha=0.5", "data.partition.min_size=4"]

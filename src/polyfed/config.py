@@ -217,11 +217,14 @@ def _completed(config: Config) -> Config:
 def _with_defaults(settings: Mapping[str, Any], known: Mapping[str, Listed]) -> dict[str, Any]:
     """The fields of a method or filter, those that were not given with their defaults."""
     listed = known.get(settings["name"])
-    defaults = {option.name: option.default for option in listed.options} if listed is not None else {}
-    complete = {"name": settings["name"], **defaults, **settings}
-    for name, default in defaults.items():
-        if isinstance(default, float) and type(complete[name]) is int:
-            complete[name] = float(complete[name])
+    options = listed.options if listed is not None else []
+    complete = {"name": settings["name"], **{option.name: option.default for option in options}, **settings}
+    for option in options:
+        given = complete[option.name]
+        if isinstance(option.default, float) and type(given) is int:
+            complete[option.name] = float(given)
+        if given is False and "off" in re.findall(r"\w+", option.type):  # what YAML makes of the word
+            complete[option.name] = "off"
     return complete
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from polyfed.config import override, parse
 from polyfed.errors import InputError
 from polyfed.filters.inco import InCo
 from polyfed.filters.pairing import Pairs, pairs
@@ -152,6 +153,13 @@ def test_wrong_fields_are_refused_with_the_right_ones(given_: dict[str, Any], sa
         lab.models = ["tiny-resnet18"]
         with pytest.raises(InputError, match=said):
             lab.federation(lab.config(server_filter=given_))
+
+
+def test_the_word_off_is_what_yaml_makes_of_it() -> None:
+    raw = override({"method": "fedavg"}, ["server_filter={name: inco, rule: off}"])
+    assert raw["server_filter"]["rule"] is False
+    chosen = parse(raw).server_filter
+    assert isinstance(chosen, dict) and chosen["rule"] == "off"
 
 
 def test_architectures_side_by_side_are_paired_each_for_itself() -> None:
