@@ -71,16 +71,16 @@ class Experiment:
 
     def run(self) -> dict[str, Any]:
         """From the last whole checkpoint, or from the start, to the result."""
-        self.folder.lock()
-        try:
-            with one_torch_thread(), self._stopping_politely():
+        with one_torch_thread(), self._stopping_politely():  # before the lock tells others that they may ask
+            self.folder.lock()
+            try:
                 return self._run()
-        except PolyfedError as error:
-            if not isinstance(error, StoppedError):
-                self.folder.event("failed", message=str(error))
-            raise
-        finally:
-            self.folder.unlock()
+            except PolyfedError as error:
+                if not isinstance(error, StoppedError):
+                    self.folder.event("failed", message=str(error))
+                raise
+            finally:
+                self.folder.unlock()
 
     # the loop
 

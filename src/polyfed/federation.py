@@ -137,6 +137,12 @@ class Federation:
             splitting.check_method(self.method, self.config.splitting)
             needs = dataclasses.replace(needs, same_architecture=False)
         needs_room.check(title, needs, profiles, others)
+        cuts = needs.sub_models or self.config.splitting not in ("none", "architecture")
+        if self.config.models.server is not None and not cuts:
+            raise InputError(
+                "models.server is given, but clients hold no sub-models of it; set splitting: layer, stage or width, "
+                "or leave models.server out"
+            )
         if needs.sub_models or self.config.splitting != "none":
             splitting.check_family(self.family, self.config.splitting)
         if self.filter is not None and not self.method.one_model:

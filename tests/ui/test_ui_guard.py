@@ -166,7 +166,9 @@ def test_who_cannot_be_asked(tmp_path: Path) -> None:
         (holder.Holder(2**22 + 1, mine.began, mine.host, True), "has ended"),
     ):
         with pytest.raises(RunError, match=words):
-            other.stop()
+            other.stop(folder.lock_file)
+    with pytest.raises(RunError, match="has ended"):
+        mine.stop(folder.lock_file)  # alive, but it does not hold this lock any more
 
 
 @pytest.mark.parametrize(

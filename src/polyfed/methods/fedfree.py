@@ -91,7 +91,7 @@ class FedFree(Method):
 
     needs = Needs()
     sends = Sends(
-        up="weights of the k layers that changed most, and by how much",
+        up="weights, names, kinds and places of the k layers that changed most, and by how much",
         down="weights of at most one layer of the server's network, and the kinds of its layers",
     )
 

@@ -75,11 +75,16 @@ class FedL2G(Method):
     allow_degenerate: bool = False  # accept weight 0, which is local training on the study set, and server_lr 0
 
     needs = Needs()
-    sends = Sends(up="gradient of the quiz loss for the vectors of the classes in one batch", down="guiding vectors")
+    sends = Sends(
+        up="gradient of the quiz loss for the vectors of the classes in the study batches", down="guiding vectors"
+    )
 
     def __post_init__(self) -> None:
         reject_zero(self, "weight", "server_lr")
-        for name, least in (("quiz", 1), ("study_batches", 1), ("warmup", 0)):
+        for name in ("clip_norm", "server_clip_norm"):
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
+                raise InputError(f"method.{name} is {getattr(self, name)}; expected a number above 0, or none")
+        for name, least in (("quiz", 1), ("study_batches", 1), ("warmup", 0), ("weight", 0), ("server_lr", 0)):
             given = getattr(self, name)
             if given is not None and given < least:
                 raise InputError(f"method.{name} is {given}; expected {least} or more")
@@ -109,7 +114,7 @@ class FedL2G(Method):
             server.state["updates"] = updates + (senders > 0)
             silent = [name for name, reply in got.items() if not len(reply.table("gradient"))]
             moved = float((vectors - server.memory.tensor("start")).norm() / server.memory.tensor("start").norm())
-            if server.round == server.rounds:
+            if server.round == server.rounds or server.round % max(1, server.rounds // 12) == 0:  # for a figure
                 server.keep("guiding_vectors", vectors=vectors, classes=torch.arange(server.classes))
             server.record("guidance", gradient=float(pi.norm()), moved=moved, silent=silent, rows=senders.tolist())
 
@@ -146,7 +151,10 @@ class FedL2G(Method):
         else:
             client.fit(clip_norm=clip)  # its only sample would be the quiz
 
-    @step(down={"vectors": Tensors(("classes", _width))}, up={"gradient": Table(_width)})
+    @step(
+        down={"vectors": Tensors(("classes", _width)), "learned": Tensors(("classes",), optional=True)},
+        up={"gradient": Table(_width)},
+    )
     def quiz_feedback(self, client: Client, msg: Payload) -> Reply:
         vectors = msg.tensor("vectors")
         study, quiz = self.share(client)

@@ -89,6 +89,10 @@ class FedNova(FedProx):
                 f"FedNova: no normaliser known for {what}; use train.optimizer: sgd with momentum or with method.mu, "
                 "or set method.allow_step_count: true to count steps"
             )
+        if pull >= 1:
+            raise InputError(
+                f"train.lr times method.mu is {pull:g}, so that each proximal step overshoots; it must be below 1"
+            )
         if pull:
             return (1 - (1 - pull) ** tau) / pull
         return (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)

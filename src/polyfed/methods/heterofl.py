@@ -34,6 +34,7 @@ from polyfed.core import (
 )
 from polyfed.core.client import weights_of
 from polyfed.core.one_model import Changes, cut_of, initial, moved
+from polyfed.errors import InputError
 from polyfed.models import ModelSpec
 from polyfed.models.slicing import PooledStatistics, Rule, classifier_tensors, divided, extract, prefix, statistics_of
 from polyfed.training import Loss
@@ -66,6 +67,10 @@ class HeteroFL(Method):
         down="the weights of the client's slice of the model, and how wide it is",
     )
     one_model = True
+
+    def __post_init__(self) -> None:
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise InputError(f"method.clip_norm is {self.clip_norm}; a number above 0 is needed, or null")
 
     def init(self, server: Server) -> None:
         server.state["model"] = initial(server)

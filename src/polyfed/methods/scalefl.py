@@ -46,6 +46,7 @@ class ScaleFL(HeteroFL):
     tried_with = ("tiny-resnet-wide@0.5:2", "tiny-resnet-wide:2-4-6")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         reject_zero(self, "gamma")
         for name, right in (("temperature", self.temperature > 0), ("distil_from", 0 <= self.distil_from <= 1)):
             if not right:

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from polyfed.errors import InputError
+from polyfed.errors import InputError, StateError
 from polyfed.report.picture import COLORS, Picture
+from polyfed.runs.files import write_whole
 
 SUFFIXES = (".png", ".svg", ".pdf")
 SVG = "http://www.w3.org/2000/svg"
@@ -70,17 +71,19 @@ def write(picture: Picture, path: Path, *, width: float | None = None, height: f
     size = (width or picture.size[0], height or picture.size[1])
     try:
         if path.suffix.lower() == ".csv":
-            path.write_text(numbers(picture))
+            write_whole(path, numbers(picture).encode(), durable=False)
             return
         with _styled(_IN_FILE):
             figure = Figure(figsize=size, layout="constrained")
             picture.draw(figure)
             dates = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+            drawn = io.BytesIO()
             figure.savefig(
-                path, format=path.suffix[1:].lower(), facecolor="white", metadata=dates[path.suffix.lower()]
+                drawn, format=path.suffix[1:].lower(), facecolor="white", metadata=dates[path.suffix.lower()]
             )
-    except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror}") from None
+        write_whole(path, drawn.getvalue(), durable=False)
+    except (OSError, StateError) as error:
+        raise InputError(str(error).replace("could not be", "cannot be")) from None
     except _UNDRAWABLE as error:
         raise _refusal(picture, error) from None
 

@@ -31,8 +31,8 @@ class Holder:
         """Still the same process. Only to be asked on its own machine."""
         return bool(self.began) and _began(self.pid) == self.began
 
-    def stop(self) -> None:
-        """Ask it to end after its round, with a checkpoint. Never reaches another process."""
+    def stop(self, lock: Path) -> None:
+        """Ask it to end after its round, with a checkpoint. Never reaches a process that does not hold the lock."""
         if not self.here():
             raise RunError(f"the run belongs to a process on {self.host}; stop it there")
         if not self.listens:
@@ -46,15 +46,26 @@ class Holder:
                 return
             process = os.pidfd_open(self.pid)  # from here on the number cannot pass to another process unnoticed
             try:
-                if not self.alive():
+                if not self.alive() or not _holds(self.pid, lock):
                     raise gone
                 signal.pidfd_send_signal(process, signal.SIGTERM)
             finally:
                 os.close(process)
-        except ProcessLookupError:
+        except (ProcessLookupError, FileNotFoundError):
             raise gone from None
         except PermissionError:
             raise RunError("the run belongs to another user, who alone can stop it") from None
+
+
+def _holds(pid: int, lock: Path) -> bool:
+    """Whether a process has the file open: what is written in it may have been written by anybody."""
+    wanted = lock.stat()
+    for opened in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found = opened.stat()
+            if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino):
+                return True
+    return False
 
 
 def sign(lock: int) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
-COOKIE, HEADER = "polyfed-token", "x-polyfed-token"
+HEADER = "x-polyfed-token"
 HEADERS = {
     # nothing from elsewhere, no script or style inside the page, no frames
     "content-security-policy": (
@@ -38,6 +38,11 @@ class Guard:
     def open(self) -> bool:
         """Bound to this machine only: reading needs no token."""
         return is_loopback(self.host)
+
+    @property
+    def cookie(self) -> str:
+        """Browsers do not tell the ports of a host apart, so the name does."""
+        return f"polyfed-token-{self.port}"
 
     async def __call__(self, request: Request, following: Next) -> Response:
         response = self.refusal(request)
@@ -71,7 +76,7 @@ class Guard:
         return any(
             self.knows(token)
             for token in (
-                request.cookies.get(COOKIE),
+                request.cookies.get(self.cookie),
                 request.headers.get(HEADER),
                 request.query_params.get("token") if request.url.path == "/" else None,
             )
@@ -83,12 +88,12 @@ class Guard:
             return None
         response = RedirectResponse("/", 303)
         if self.knows(request.query_params["token"]):
-            response.set_cookie(COOKIE, self.token, httponly=True, samesite="strict")
+            response.set_cookie(self.cookie, self.token, httponly=True, samesite="strict")
         return response
 
     def _own_name(self, host: str) -> bool:
         name, _, port = host.rpartition(":")
-        if not port.isdigit():
+        if not (port.isascii() and port.isdigit() and len(port) <= 5):
             name, port = host, "80"
         return int(port) == self.port and (name == "localhost" or is_loopback(name.strip("[]")))
 

@@ -39,7 +39,7 @@ class Runs:
         self._first = self._revision = time.time_ns() // 1_000_000
         self._revisions: dict[str, int] = {}  # of runs that are there and of runs that were
         self._histories: OrderedDict[str, History] = OrderedDict()
-        self._asked: set[holder.Holder] = set()
+        self._asked: set[tuple[str, int, holder.Holder]] = set()  # run, when its lock was signed, by whom
 
     def changes(self, since: int) -> dict[str, Any]:
         """Summaries that changed after a revision, and which runs have gone."""
@@ -77,11 +77,12 @@ class Runs:
         who = holder.read(folder.lock_file)
         if who is None:
             raise RunError("nobody is working on this run")
+        signed = (identity, folder.lock_file.stat().st_mtime_ns, who)  # one process may work on many runs in turn
         with self._lock:
-            if who in self._asked:
+            if signed in self._asked:
                 return
-            who.stop()
-            self._asked.add(who)
+            who.stop(folder.lock_file)
+            self._asked.add(signed)
 
     def _history(self, identity: str) -> History:
         history = self._histories.pop(identity, None) or History(self.root / identity / "events.jsonl")

@@ -101,7 +101,9 @@ def look(identity: str, folder: Path, seen: Stamp) -> Seen:
         if seen[1] is not None:
             return Seen(_finished(empty, run))
         return Seen(_unfinished(empty, run), holder.read(run.lock_file))
-    except (ValueError, OSError, yaml.YAMLError, RecursionError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, OSError, yaml.YAMLError) as error:
+        return Seen(replace(empty, reason=" ".join(str(error).split())[:300]))
+    except RecursionError as error:
         return Seen(replace(empty, reason=" ".join(str(error).split())[:300]))
 
 
