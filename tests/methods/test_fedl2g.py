@@ -594,3 +594,16 @@ def test_a_run_records_and_keeps_the_vectors() -> None:
 @pytest.mark.parametrize("check", ["stopped_and_resumed", "order_of_clients_is_irrelevant"])
 def test_features_pass_the_telling_checks_too(check: str) -> None:
     testing.run_check(check, FedL2G, {"space": "feature", "mask_unlearned": True, "study_batches": 2})
+
+
+def test_unlearned_vectors_can_be_masked_from_the_first_round_on() -> None:
+    # In the warm-up only the vectors learn, and what says which of them have learnt comes down all the same.
+    with Lab(FedL2G, {"mask_unlearned": True, "warmup": 1}) as lab:
+        outcome = lab.run()
+    assert not any(meter.failures for meter in outcome.meters)
+
+
+@pytest.mark.parametrize("name", ["clip_norm", "server_clip_norm", "server_lr", "weight"])
+def test_signs_that_would_turn_descent_into_ascent_are_refused(name: str) -> None:
+    with pytest.raises(InputError, match=f"method.{name} is -1"):
+        FedL2G(**{name: -1.0})  # type: ignore[arg-type]

@@ -29,12 +29,6 @@ LABELS = ([0, 1, 2], [0, 0, 1, 2, 2])
     ],
     ids=["batchnorm", "plain", "stages", "widths"],
 )
-def test_a_proximal_step_that_overshoots_is_refused() -> None:
-    # With lr mu >= 1 the offset from theta^t changes its sign in each step, and a_k may come out negative.
-    with pytest.raises(InputError, match="overshoots"):
-        FedNova(mu=30.0).normaliser(TrainSettings(lr=0.1), 4)
-
-
 def test_equal_numbers_of_steps_are_fedavg_to_the_last_bit(weights: Any, changed: dict[str, Any]) -> None:
     with Lab(FedNova, {}) as lab:
         config = lab.config(train={"batch_size": 4, "lr": 0.05, "momentum": 0.9, "steps": 3}, **changed)
@@ -144,3 +138,9 @@ def test_adam_with_step_counts_runs() -> None:
 def test_wrong_fields_are_refused() -> None:
     with pytest.raises(InputError, match="tau_eff is 0"):
         FedNova(tau_eff=0.0)
+
+
+def test_a_proximal_step_that_overshoots_is_refused() -> None:
+    # With lr mu >= 1 the offset from theta^t changes its sign in each step, and a_k may come out negative.
+    with pytest.raises(InputError, match="overshoots"):
+        FedNova(mu=30.0).normaliser(TrainSettings(lr=0.1), 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -248,3 +249,11 @@ def test_a_shorter_server_step() -> None:
     for name, old in start.items():
         wanted = (old + whole[name]) / 2 if name in trained else whole[name]
         assert torch.allclose(half[name].double(), wanted.double(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_server_model_that_nobody_holds_a_part_of_is_refused(tmp_path: Path) -> None:
+    with Lab(FedAvg, {}) as lab:
+        settings = lab.settings(SHARES[:2], models={"group": ["tiny-resnet10"], "server": "tiny-resnet18"})
+        with pytest.raises(InputError, match=r"models\.server is given"):
+            lab.experiment(settings, tmp_path / "run")
+    assert not (tmp_path / "run").exists()

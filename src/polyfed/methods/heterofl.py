@@ -50,6 +50,9 @@ class HeteroFL(Method):
     What is evaluated is each client's slice of the server's model, so full-width clients measure that model itself.
     BatchNorm statistics are measured by clients, as the paper says, and not by the server on everybody's raw data, as
     the released code does; each architecture has its own, since a narrow slice sees other inputs than the whole.
+
+    On the quickstart's skewed shares (tiny-widths, seed 0) it ends at 16 % personal accuracy where local training has
+    89 %: one model serves everybody, which holds for FedAvg as well (24 %). Among own classes only it has 58 %.
     """
 
     weights: Literal["uniform", "samples"] = "uniform"  # how clients count at a position they hold

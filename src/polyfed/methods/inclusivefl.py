@@ -51,6 +51,9 @@ class InclusiveFL(Method):
     after local training, not gradients of one step. The released code applies momentum only before any was stored,
     and keeps the last of the layers that it sums over; here it is the mean over them in every round. What is
     evaluated is the model of each client's type.
+
+    On the quickstart's skewed shares (tiny-resnets, seed 0) it ends at 37 % personal accuracy where local training
+    has 92 % and FedAvg by stages 15 %: clients of a type share one model, whatever classes they have.
     """
 
     beta: float = 0.2  # share of the larger type's update in a smaller type's top block

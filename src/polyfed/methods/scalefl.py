@@ -33,6 +33,9 @@ class ScaleFL(HeteroFL):
     the released code does none of these. It evaluates by the statistics of the test batch (`bn: batch`), divides by
     the width rate then too (`scaler: always`), and rounds widths down instead of up. What is evaluated is the last
     exit of each client's slice.
+
+    On the quickstart's skewed shares (tiny-exits, seed 0) it ends at 23 % personal accuracy where local training has
+    81 %: one model serves everybody, whatever classes they have.
     """
 
     mask_absent_classes: bool = False  # classes a client lacks: out of its loss, and their rows out of its share
