@@ -119,7 +119,7 @@ class Runs:
             for name, signs in stamps.items()
         }
         self.more = len(seen) < len(stamps) or not self._complete(seen, now, until)
-        different = [name for name in self._now.keys() | now.keys() if self._now.get(name) != now.get(name)]
+        different = [name for name in {**now, **self._now} if self._now.get(name) != now.get(name)]
         if different:
             self._revision += 1
             self._revisions.update(dict.fromkeys(different, self._revision))
