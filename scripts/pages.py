@@ -90,12 +90,12 @@ def grid(
     return plain_table(["method", *columns], rows)
 
 
-def spread(values: Sequence[float], digits: int = 2) -> str:
-    """Mean ± sample deviation; a dash for nothing."""
+def spread(values: Sequence[float], digits: int = 2, *, sign: bool = False) -> str:
+    """Mean ± sample deviation; a dash for nothing. With `sign`, a gain shows its plus."""
     if not values:
         return "-"
     deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.{digits}f}{deviation}"
+    return f"{statistics.fmean(values):{'+' if sign else ''}.{digits}f}{deviation}"
 
 
 def personal_final(result: Mapping[str, Any]) -> float:

@@ -165,17 +165,9 @@ def accuracy(run: Run, which: str = "final") -> float:
     return 100 * float(run.result["accuracy"]["global"][which])
 
 
-def mean_std(values: Iterable[float], sign: bool = False) -> str:
-    known = list(values)
-    if not known:
-        return "-"
-    shown = f"{statistics.fmean(known):{'+' if sign else ''}.2f}"
-    return f"{shown} ± {statistics.stdev(known):.2f}" if len(known) > 1 else shown
-
-
 def gain(with_it: Mapping[int, Run], without: Mapping[int, Run], which: str = "final") -> str:
     both = sorted(with_it.keys() & without.keys())
-    return mean_std((accuracy(with_it[k], which) - accuracy(without[k], which) for k in both), sign=True)
+    return pages.spread([accuracy(with_it[k], which) - accuracy(without[k], which) for k in both], sign=True)
 
 
 # tables
@@ -188,8 +180,8 @@ def methods_table(found: list[Run]) -> str:
         rows.append(
             [
                 f"`{method}`",
-                mean_std(map(accuracy, without.values())),
-                mean_std(map(accuracy, with_it.values())),
+                pages.spread([accuracy(run) for run in without.values()]),
+                pages.spread([accuracy(run) for run in with_it.values()]),
                 gain(with_it, without),
                 gain(with_it, without, "best"),
                 f"{paper_without} to {paper_with} ({paper_with - paper_without:+.1f})",
@@ -205,7 +197,7 @@ def groups_table(found: list[Run]) -> str:
     for label, which in {"HeteroAvg": "none", "InCoAvg": "inco"}.items():
         runs = chosen_by(found, "fedavg", which).values()
         by_client = [run.result["accuracy"]["global"]["by_client"] for run in runs]
-        rows.append([label, *(mean_std(100 * values[at] for values in by_client) for at in range(0, 100, 20))])
+        rows.append([label, *(pages.spread([100 * values[at] for values in by_client]) for at in range(0, 100, 20))])
     head = ["FedAvg, final, by architecture", *(f"ResNet-{depth}" for depth in (10, 14, 18, 22, 26))]
     return pages.plain_table(head, rows)
 
@@ -249,7 +241,7 @@ def cka_table(found: list[Run]) -> str:
     for label, which in {"HeteroAvg": "none", "InCoAvg": "inco"}.items():
         last = [_told(run, "cka")[-1] for run in chosen_by(found, "fedavg", which).values()]
         layers = last[0]["layers"]
-        rows.append([label, *(mean_std(event["mean"][at] for event in last) for at in range(len(layers)))])
+        rows.append([label, *(pages.spread([event["mean"][at] for event in last]) for at in range(len(layers)))])
     words = (
         "Linear CKA between the models that the participants of the last round trained, mean over pairs (0 to 1). The "
         "paper says that it falls with depth, and that InCo raises it in the deep stages.\n\n"
@@ -264,7 +256,7 @@ def variants_table(found: list[Run], variants: Mapping[str, str]) -> str:
         runs = chosen_by(found, "fedavg", text)
         finals, bests = ([accuracy(run, which) for run in runs.values()] for which in ("final", "best"))
         own = "" if text == "none" else gain(runs, without)
-        rows.append([label, mean_std(finals), mean_std(bests), own])
+        rows.append([label, pages.spread(finals), pages.spread(bests), own])
     return pages.plain_table(["variant", "final", "best", "gain, final"], rows)
 
 

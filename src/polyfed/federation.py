@@ -6,7 +6,6 @@ import dataclasses
 import importlib
 import importlib.util
 import itertools
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -90,7 +89,7 @@ class Federation:
     def family(self) -> Family:
         """The one model that a server may keep, and the sub-models that clients hold of it."""
         chosen = self.config.models.server
-        whole = _spec(chosen) if chosen is not None else max(self.specs, key=self._size)
+        whole = _spec(chosen) if chosen is not None else max(self.specs, key=lambda spec: self._plan(spec).size)
         return Family(
             whole.text,
             (spec.text for spec in self.specs),
@@ -98,9 +97,6 @@ class Federation:
             classes=self.dataset.classes,
             apart=self.config.splitting == "architecture",
         )
-
-    def _size(self, spec: ModelSpec) -> int:
-        return sum(math.prod(shape) for _, shape, _ in self._plan(spec).model)
 
     def _plan(self, spec: ModelSpec) -> Profile:
         """What an architecture says of every client that has it."""

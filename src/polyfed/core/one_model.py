@@ -135,14 +135,10 @@ class Changes:
 
 def spread(server: Server, update: Update, change: Weights) -> dict[str, Tensor]:
     """Histograms of what moves the model, by trained tensor; where a filter changed it, of what was before too."""
-    statistics = {
-        name if server.family is None else server.family.name(profile.spec, name)
-        for profile in server.roster
-        for name in profile.buffers
-    }
+    counted = statistics(server)
     found: dict[str, Tensor] = {}
     for name, by in change.items():
-        if not by.is_floating_point() or name in statistics:
+        if not by.is_floating_point() or name in counted:
             continue
         owned = update.weight[name] > 0
         after, before = by[owned], update.change[name][owned]

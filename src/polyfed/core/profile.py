@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -28,6 +29,11 @@ class Profile:
     def statistics(self) -> Layout:
         """The running means and variances of its norms."""
         return tuple(entry for entry in self.model if entry[0].endswith(("running_mean", "running_var")))
+
+    @property
+    def size(self) -> int:
+        """How many numbers the model holds."""
+        return sum(math.prod(shape) for _, shape, _ in self.model)
 
 
 def layout(module: nn.Module) -> Layout:

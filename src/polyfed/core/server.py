@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -50,7 +49,7 @@ class Server:
     @property
     def smallest(self) -> Profile:
         """The client with the fewest parameters: its architecture is the auxiliary one, unless a method is told."""
-        return min(self.roster, key=lambda p: sum(math.prod(shape) for _, shape, _ in p.model))
+        return min(self.roster, key=lambda profile: profile.size)
 
     def profile(self, name: str) -> Profile:
         """What is known of a client."""
