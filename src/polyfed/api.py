@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyfed import config as config_room
+from polyfed import config_text
+from polyfed.config import Config, parse
 from polyfed.engines.zygote import WORKER
 from polyfed.errors import InputError
 from polyfed.runs.folder import RunFolder
 
 if TYPE_CHECKING:
-    from polyfed.config import Config
     from polyfed.core.method import Method
     from polyfed.data.dataset import Dataset
     from polyfed.experiment import Observer
@@ -40,20 +40,20 @@ def run(
         raise InputError(
             "polyfed.run was called while a worker imported this file; put the call under if __name__ == '__main__':"
         )
-    raw = config_room.copied(source) if isinstance(source, Mapping) else config_room.find(source)
+    raw = config_text.copied(source) if isinstance(source, Mapping) else config_text.find(source)
     for key, value in overrides.items():
-        config_room.put(raw, [key], value, key)
+        config_text.put(raw, [key], value, key)
     if method is not None:
         raw["method"] = _method_entry(method)
         raw["imports"] = [*raw.get("imports", []), *_method_imports(method)]
     if isinstance(data, Dataset):
         # its folder in the cache, so that a resume finds it again
-        config_room.put(raw, ["data", "dataset"], data.name, "data")
-        config_room.put(raw, ["data", "root"], str(data.folder), "data")
+        config_text.put(raw, ["data", "dataset"], data.name, "data")
+        config_text.put(raw, ["data", "root"], str(data.folder), "data")
     elif data is not None:
-        config_room.put(raw, ["data"], dict(data), "data")
+        config_text.put(raw, ["data"], dict(data), "data")
     return run_config(
-        config_room.parse(raw),
+        parse(raw),
         out=Path(out) if out else None,
         data=data if isinstance(data, Dataset) else None,
         observers=observers,
@@ -112,7 +112,7 @@ def open_folder(path: Path, config: Config) -> RunFolder:
 
 def config_of(folder: RunFolder) -> Config:
     """The config of a run that exists."""
-    return config_room.parse(folder.config(), str(folder.config_file))
+    return parse(folder.config(), str(folder.config_file))
 
 
 def resume(path: str | Path, *, observers: Sequence[Observer] = ()) -> dict[str, Any]:

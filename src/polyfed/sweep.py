@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.catalogue import catalogue
-from polyfed.config import Config, override, parse
+from polyfed.config import Config, parse
+from polyfed.config_text import override
 from polyfed.errors import InputError, nearest
 
 LONGEST_NAME = 150  # of a cell's folder; file systems stop at 255 bytes

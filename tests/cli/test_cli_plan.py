@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyfed.cli.sweeping import share_out
-from polyfed.config import find, override
+from polyfed.config_text import find, override
 from polyfed.errors import InputError
 from polyfed.sweep import folder_name, plan, seeds_of, split_values
 

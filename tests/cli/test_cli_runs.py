@@ -88,7 +88,8 @@ def test_expected_bytes_bound_the_real_ones(method: str, capsys: pytest.CaptureF
     from polyfed import federation
     from polyfed.cli.checking import shares_of
     from polyfed.cli.expected import expected
-    from polyfed.config import find, override, parse
+    from polyfed.config import parse
+    from polyfed.config_text import find, override
 
     raw = override(find("quickstart"), [*SERIAL, f"method={method}", "models.group=[tiny-mlp]", "train.epochs=0"])
     config = parse(raw)

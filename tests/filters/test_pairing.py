@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyfed.config import override, parse
+from polyfed.config import parse
+from polyfed.config_text import override
 from polyfed.errors import InputError
 from polyfed.filters.inco import InCo
 from polyfed.filters.pairing import Pairs, pairs

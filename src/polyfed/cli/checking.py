@@ -34,7 +34,8 @@ def check(config: CONFIG, overrides: OVERRIDES = None) -> None:
     """Check an experiment without running it: clients, models, data, and what will leave each client."""
     from polyfed import federation
     from polyfed.cli.expected import expected
-    from polyfed.config import find, override, parse
+    from polyfed.config import parse
+    from polyfed.config_text import find, override
 
     chosen = parse(override(find(config), overrides or []), config)
     made = federation.from_config(chosen)

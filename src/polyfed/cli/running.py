@@ -34,7 +34,8 @@ def run(
 ) -> None:
     """Run an experiment. A run that was stopped goes on from its checkpoint; a finished one is shown."""
     from polyfed import api
-    from polyfed.config import find, override, parse
+    from polyfed.config import parse
+    from polyfed.config_text import find, override
 
     chosen = parse(override(find(config), overrides or []), config)
     folder = api.folder_of(chosen, out)

@@ -41,7 +41,7 @@ def sweep(
 ) -> None:
     """Run a grid of settings times seeds. What is done is skipped, so a sweep can be stopped and started."""
     from polyfed import api
-    from polyfed.config import find
+    from polyfed.config_text import find
     from polyfed.sweep import plan, seeds_of
 
     if jobs is not None and jobs < 1:
