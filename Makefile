@@ -15,7 +15,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.developer: $(VENV)/.installed
-	$(PIP) install -c constraints.txt -e '.[dev,ui,tensorboard,mlflow,wandb]'
+	$(PIP) install -c constraints.txt -e '.[dev,ui,tensorboard,mlflow,wandb,flower,ray]'
 	@touch $@
 
 run: setup

@@ -27,7 +27,7 @@ def own_cache() -> Iterator[None]:
 
 # With several processes: the tests of a file run in one of them, one after the other, and so share what they begin
 # with. (pytest-xdist's own mark for this, `xdist_group`, has no effect with pytest 9.2.)
-WHOLE_FOLDERS = ("tests/ui/",)  # they share a browser
+WHOLE_FOLDERS = ("tests/ui/", "tests/on_ray/")  # they share a browser, a Ray
 BY_METHOD = ("tests/methods/test_battery.py", "tests/engines/test_engines_agree.py")  # `[method-what is tested]`
 EACH_ALONE = ("tests/cli/test_cli_runs.py", "tests/models/")  # they share nothing, and fill the end
 

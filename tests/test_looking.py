@@ -19,7 +19,7 @@ from polyfed.errors import InputError
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.local import Local
 from polyfed.models.outputs import stage_outputs
-from polyfed.runs.checkpoint import Checkpoints
+from polyfed.runs.checkpoint import CLIENT_STATES
 from polyfed.testing.lab import Lab
 from polyfed.training import Samples
 from polyfed.training.samples import as_floats
@@ -105,7 +105,7 @@ def test_cka_is_between_the_models_that_the_participants_trained(kept: Kept) -> 
 
 def last_state(folder: Path, client: str) -> dict[str, Tensor]:
     """A client's weights as its newest state in the run folder has them."""
-    states = Checkpoints(folder / "checkpoint").store.folder
+    states = folder / "checkpoint" / CLIENT_STATES
     newest = max(states.glob(f"{client}.*"), key=lambda path: int(path.suffix[1:]))
     return decode(newest.read_bytes()).weights("model")
 

@@ -24,6 +24,7 @@ BELOW: dict[str, set[str]] = {
     "core": LEAVES,
     "methods": {"core", *LEAVES},
     "filters": {"core", *LEAVES},
+    "guards": {"core", *LEAVES},
     "analysis": LEAVES,
     "engines": {"core", "machine"},
     "runs": {"core"},
@@ -68,6 +69,11 @@ def test_imports_point_downwards(path: Path) -> None:
 def test_nobody_imports_the_command_line() -> None:
     above = {"cli", "__main__"}
     assert [str(p) for p in FILES if room(p) not in above and "cli" in rooms_used(p)] == []
+
+
+def test_nobody_but_commands_imports_deployments() -> None:
+    above = {"deploy", "cli", "benchmarks"}
+    assert [str(p) for p in FILES if room(p) not in above and "deploy" in rooms_used(p)] == []
 
 
 def test_nobody_but_people_imports_the_battery() -> None:

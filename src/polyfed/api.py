@@ -67,6 +67,8 @@ def run_config(
     from polyfed import catalogue, federation, trackers
     from polyfed.experiment import Experiment, versions
 
+    if config.engine.name == "flower":
+        raise InputError("engine flower reaches sites on other machines; start it with polyfed serve")
     folder = open_folder(folder_of(config, out), config)
     finished = folder.result()
     if finished is not None:

@@ -7,9 +7,9 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from polyfed.errors import InputError, nearest
 
@@ -29,6 +29,8 @@ class DataConfig(_Section):
     partition: dict[str, Any] = Field(default_factory=lambda: {"scheme": "dirichlet", "alpha": 0.1})
     test_fraction: float = Field(0.25, ge=0, lt=1)
     personal_test: Literal["held-out", "matched"] = "held-out"
+    shape: list[int] | None = Field(None, min_length=3, max_length=3)  # of sites' own images, with dataset: sites
+    class_names: list[str] | None = Field(None, min_length=2)  # of sites' own data
     limit: int | None = Field(None, ge=1)
     test_limit: int | None = Field(None, ge=1)
 
@@ -45,6 +47,7 @@ class ModelsConfig(_Section):
     clients: list[str | dict[str, Any]] | None = None
     assign: Literal["round-robin", "blocks", "random", "smallest", "largest"] = "round-robin"
     feature_dim: int | None = Field(None, ge=1)
+    feature_map: list[int] | None = Field(None, min_length=3, max_length=3)  # or a map of channels, height, width
     server: str | dict[str, Any] | None = None  # the server's model, where clients hold sub-models; none: the largest
     shared_init: bool = False
 
@@ -71,16 +74,20 @@ class EvaluateConfig(_Section):
     cka: bool = False  # similarity of the participants' models, per stage
     features: bool = False  # the participants' features of some test samples, for a map of them
     histograms: bool = False  # the update of the server's model, per layer
+    record_uploads: list[int | str] = Field(default_factory=list)  # clients whose replies are kept as they left
 
 
 class EngineConfig(_Section):
     """Where clients run."""
 
-    name: Literal["serial", "pool"] = "pool"
+    name: Literal["serial", "pool", "ray", "flower"] = "pool"
     workers: int | Literal["auto"] = "auto"
     memory_budget: int | str = "2GB"  # states of live clients per worker, before they are left to the disk
     timeout: float | None = Field(None, gt=0)  # seconds one client may take for one call
     message_limit: int | str = "4GB"
+    address: str | None = None  # of a Ray cluster; none: one is started on this machine
+    cpus_per_worker: float = Field(1.0, gt=0)  # what Ray sets aside for each worker
+    gpus_per_worker: float = Field(0.0, ge=0)
 
     @field_validator("workers")
     @classmethod
@@ -105,6 +112,35 @@ class FailuresConfig(_Section):
     repeats: int = Field(2, ge=0)
 
 
+class PrivacyConfig(_Section):
+    """How one field is protected before it leaves a client."""
+
+    clip: float | None = Field(None, gt=0)  # the norm that a row, or the whole field, is cut to
+    epsilon: float | None = Field(None, gt=0)  # of all releases of the run together
+    delta: float = Field(1e-5, gt=0, lt=1)
+    noise: float | None = Field(None, gt=0)  # instead of epsilon: the deviation, in multiples of the sensitivity
+    per_release: bool = False  # epsilon is that of one release; what all cost together is in the result
+    releases: int | None = Field(None, ge=1)  # by one client in the whole run; none: every step once a round
+    unit: Literal["auto", "row", "message"] = "auto"
+    min_count: int | None = Field(None, ge=1)  # samples behind a row of class means; rows with fewer do not leave
+    relative_to: str | None = None  # a field that came down, from which an update is counted
+    sensitivity: Literal["clip", "measured"] = "clip"
+
+    @model_validator(mode="after")
+    def _enough_and_not_too_much(self) -> PrivacyConfig:
+        if (self.epsilon is None) == (self.noise is None):
+            raise ValueError("give either epsilon or noise")
+        if self.sensitivity == "clip" and self.clip is None:
+            raise ValueError("give clip, the norm that values are cut to")
+        if self.min_count is not None and (self.relative_to is not None or self.sensitivity == "measured"):
+            raise ValueError("min_count goes with neither relative_to nor sensitivity: measured")
+        if self.noise is not None and self.per_release:
+            raise ValueError("per_release is about epsilon, and noise is given")
+        if self.sensitivity == "measured" and (self.epsilon is None or self.epsilon > 1):
+            raise ValueError("sensitivity: measured needs epsilon of at most 1, for which its noise is defined")
+        return self
+
+
 class CheckpointConfig(_Section):
     """How much work a kill may cost: a checkpoint is written after a round when the last one is this old."""
 
@@ -121,6 +157,7 @@ class Config(_Section):
     data: DataConfig = DataConfig()
     models: ModelsConfig = ModelsConfig()
     clients: int = Field(20, ge=1)
+    names: list[str] | None = None  # what the clients are called; none: their numbers
     participation: float = Field(1.0, gt=0, le=1)
     rounds: int = Field(10, ge=1)
     train: TrainConfig = TrainConfig()
@@ -128,7 +165,7 @@ class Config(_Section):
     engine: EngineConfig = EngineConfig()
     failures: FailuresConfig = FailuresConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
-    privacy: None = None
+    privacy: dict[str, PrivacyConfig] | None = None  # by field of the method's uploads
     imports: list[str] = Field(default_factory=list)  # modules or files that register methods and models
     track: list[str] = Field(default_factory=list)  # trackers: tensorboard, mlflow, wandb, or module:Class
     seed: int = Field(0, ge=0)
@@ -140,11 +177,26 @@ class Config(_Section):
             raise ValueError("the name of a run becomes a folder, so it cannot be empty or hold '/'")
         return value
 
+    @field_validator("names")
+    @classmethod
+    def _distinct_names(cls, value: list[str] | None) -> list[str] | None:
+        for name in value or ():
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+                raise ValueError(f"the name '{name}' is not made of 1 to 64 letters, digits, '.', '_' and '-'")
+        if value is not None and len(set(value)) != len(value):
+            raise ValueError("two clients have the same name")
+        return value
+
     @field_validator("imports")
     @classmethod
     def _files_from_anywhere(cls, value: list[str]) -> list[str]:
         """Files are kept with their whole path, so that a run can be resumed from another folder."""
         return [str(Path(name).expanduser().resolve()) if name.endswith(".py") else name for name in value]
+
+    @property
+    def client_names(self) -> tuple[str, ...]:
+        """The clients' names, in their fixed order."""
+        return tuple(self.names) if self.names is not None else tuple(str(k) for k in range(self.clients))
 
     @property
     def per_round(self) -> int:
@@ -179,6 +231,8 @@ def parse(raw: Mapping[str, Any], where: str = "config") -> Config:
         raise InputError(f"{where}: method has no name; write method: {{name: fedproto}}")
     if isinstance(config.server_filter, dict) and not isinstance(config.server_filter.get("name"), str):
         raise InputError(f"{where}: server_filter has no name; write server_filter: {{name: inco}}")
+    if config.names is not None and len(config.names) != config.clients:
+        raise InputError(f"{where}: names has {len(config.names)} entries for {config.clients} clients")
     config = _completed(config)
     if config.per_round < 1:
         raise InputError(
@@ -259,24 +313,42 @@ def _sentence(error: ValidationError) -> str:
 def _keys(location: tuple[int | str, ...]) -> list[str]:
     """The keys in a place where something was wrong, without the kinds of value that pydantic tried there."""
     section: type[BaseModel] | None = Config
+    named = False  # whether the next key is one that users choose
     keys: list[str] = []
     for part in location:
+        if named:
+            keys.append(str(part))
+            named = False
+            continue
         if section is None:
             if keys[-1:] != [str(part)] and isinstance(part, int):
                 keys.append(str(part))
             continue
         keys.append(str(part))
-        found = next((f for n, f in section.model_fields.items() if (f.alias or n) == part), None)
-        inner = found.annotation if found is not None else None
-        section = inner if isinstance(inner, type) and issubclass(inner, BaseModel) else None
+        section, named = _inside(section, part)
     return keys
 
 
 def _section(place: list[str]) -> type[BaseModel]:
     section: type[BaseModel] = Config
+    named = False
     for key in place:
-        found = next((f for n, f in section.model_fields.items() if (f.alias or n) == key), None)
-        if found is None or not isinstance(found.annotation, type) or not issubclass(found.annotation, BaseModel):
+        if named:
+            named = False
+            continue
+        inner, named = _inside(section, key)
+        if inner is None:
             break
-        section = found.annotation
+        section = inner
     return section
+
+
+def _inside(section: type[BaseModel], key: int | str) -> tuple[type[BaseModel] | None, bool]:
+    """The section under a key, and whether there is one of them for every name that a user writes below the key."""
+    found = next((f for n, f in section.model_fields.items() if (f.alias or n) == key), None)
+    annotation = found.annotation if found is not None else None
+    for part in (annotation, *get_args(annotation)):
+        held = get_args(part)[-1] if get_origin(part) is dict else part
+        if isinstance(held, type) and issubclass(held, BaseModel):
+            return held, held is not part
+    return None, False

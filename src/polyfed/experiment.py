@@ -12,30 +12,29 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 
 import polyfed
-from polyfed import looking
+from polyfed import looking, nodes
 from polyfed.config import Config, size_in_bytes
-from polyfed.core import rng
 from polyfed.core.codec import decode, encode
 from polyfed.core.cohort import Cohort
 from polyfed.core.door import Door, TooFewRepliesError
-from polyfed.core.engine import Engine
+from polyfed.core.engine import Call, Engine
 from polyfed.core.method import Method
 from polyfed.core.payload import State
 from polyfed.core.server import Server
-from polyfed.data import partition_file
+from polyfed.engines import ray_cluster
 from polyfed.engines.pool import PoolEngine
 from polyfed.engines.serial import SerialEngine
 from polyfed.errors import PolyfedError, RunError
 from polyfed.federation import MAKER, Federation, host_of
+from polyfed.guards.spent import released
 from polyfed.machine import available_cores
+from polyfed.plan import Plan
 from polyfed.results import summary
-from polyfed.runs.checkpoint import Checkpoint, Checkpoints
+from polyfed.runs.checkpoint import CLIENT_STATES, Checkpoint, Checkpoints
 from polyfed.runs.folder import RunFolder
-from polyfed.shares import shares
 
 
 class Observer(Protocol):
@@ -58,13 +57,16 @@ class StoppedError(PolyfedError):
 class Experiment:
     """A federation, its run folder, and the loop over rounds."""
 
-    federation: Federation
+    federation: Plan
     folder: RunFolder
     observers: list[Observer] = field(default_factory=list)
+    engine: Engine | None = None  # one that is there already, with states of its own; none: what the config names
 
     def __post_init__(self) -> None:
         self.config = self.federation.config
         self.roster = self.federation.profiles()
+        if self.config.engine.name == "ray":
+            ray_cluster.installed()
         self.federation.check(self.roster)
         self._measured: dict[str, dict[str, tuple[int, int]]] = {}
         self._stop = False
@@ -85,9 +87,10 @@ class Experiment:
     # the loop
 
     def _run(self) -> dict[str, Any]:
-        checkpoints = Checkpoints(self.folder.checkpoint_folder)
-        self._keep_partition()
-        engine = make_engine(self.federation, checkpoints.store.folder, self.folder.checkpoint_folder / "federation")
+        # an engine that was given keeps its clients' states where they are
+        checkpoints = Checkpoints(self.folder.checkpoint_folder, states_here=self.engine is None)
+        self.federation.keep(self.folder, self.roster)
+        engine = self.engine or self._make_engine()
         try:
             door = Door(
                 self.federation.method,
@@ -95,6 +98,7 @@ class Experiment:
                 self.roster,
                 min_replies=self.config.failures.min_replies,
                 message_limit=size_in_bytes(self.config.engine.message_limit),
+                keep=self._keep_upload if self.federation.recorded else None,
             )
             server = self.federation.server(self.roster)
             history = self._begin(checkpoints, door, server)
@@ -114,25 +118,16 @@ class Experiment:
                     saved_at, saved_round = time.monotonic(), number
                 if self._stop and not last:
                     self.folder.event("stopped", round=saved_round)
-                    raise StoppedError(f"stopped after round {number}; go on with: polyfed resume {self.folder.path}")
+                    raise StoppedError(f"stopped after round {number}; go on with: {self._again}")
             return self._finish(checkpoints, door, server, history, engine)
         finally:
             engine.close()
 
-    def _keep_partition(self) -> None:
-        """Write the split; a run that goes on must find the one it began with."""
-        split, path = self.federation.partition, self.folder.partition_file
-        if path.exists():
-            before = partition_file.read(
-                path, clients=self.config.clients, samples=len(self.federation.dataset.train.labels)
-            )
-            pairs = zip((*split.train, *split.test), (*before.train, *before.test), strict=True)
-            if not all(np.array_equal(now, then) for now, then in pairs):
-                raise RunError(f"the data or its split is not the one this run began with; compare {path}")
-        else:
-            partition_file.save(split, path)
-        if not self.folder.clients_file.exists():
-            self.folder.write_clients(shares(self.roster, self.federation.dataset, split, self.federation.matched))
+    def _make_engine(self) -> Engine:
+        if not isinstance(self.federation, Federation):
+            raise RunError("clients whose data is elsewhere need an engine that reaches them")
+        folder = self.folder.checkpoint_folder
+        return make_engine(self.federation, folder / CLIENT_STATES, folder / "federation")
 
     def _begin(self, checkpoints: Checkpoints, door: Door, server: Server) -> list[dict[str, Any]]:
         """Put everything where the last whole checkpoint left it; without one, at the start."""
@@ -145,7 +140,7 @@ class Experiment:
             self.federation.method.init(server)
             server.state = kept(server.state)
             self.folder.event("started", rounds=self.config.rounds, clients=self.config.clients)
-            for sentence in self.federation.partition.notes:
+            for sentence in self.federation.notes:
                 self._note(sentence)
         else:
             server.state, door.ledger, history = last.server, last.ledger, last.history
@@ -193,7 +188,7 @@ class Experiment:
                 measured.update(chosen)
                 under_way.append(door.measure_meanwhile(everyone, chosen, method.publish(server)))
 
-        selected = self._selected(number)
+        selected = self.federation.selected(number)
         method.round(server, Cohort(door, selected, measure))
         if last:
             if type(method).finish is not Method.finish:
@@ -215,7 +210,7 @@ class Experiment:
 
     def _record(self, number: int, door: Door, seconds: float) -> dict[str, Any]:
         """What is known about a round, as it goes into events, checkpoints and the result."""
-        meter = door.meter
+        meter, guard = door.meter, self.federation.guard
         for failure in meter.failures:
             self.folder.event("failure", **failure)
         for item in meter.left:
@@ -245,6 +240,7 @@ class Experiment:
                 "clients": meter.client_seconds,
             },
             "failures": [{k: f[k] for k in ("round", "client", "steps", "kind", "message")} for f in meter.failures],
+            **({} if guard is None else {"released": released(guard.protections, meter.left, meter.failures)}),
         }
 
     def _finish(
@@ -258,7 +254,8 @@ class Experiment:
             digests=door.ledger.digests,
             other_memory=engine.peak_memory(),
             versions=versions(),
-            source=self.federation.dataset.source,
+            source=self.federation.source,
+            guard=self.federation.guard,
         )
         checkpoints.store.keep_only([door.ledger.versions])
         self.folder.write_result(result)
@@ -267,13 +264,10 @@ class Experiment:
 
     # helpers
 
-    def _selected(self, number: int) -> tuple[str, ...]:
-        """The clients of a round, in their fixed order."""
-        names, count = self.federation.names, self.config.per_round
-        if count == len(names):
-            return names
-        stream = rng.numpy_generator(self.config.seed, "participation", number)
-        return tuple(names[k] for k in sorted(stream.choice(len(names), size=count, replace=False).tolist()))
+    def _keep_upload(self, call: Call, client: str, frame: bytes) -> None:
+        """Keep a reply as it left, where the config asks for this client's."""
+        if client in self.federation.recorded:
+            self.folder.write_upload(client, call.round, "+".join(call.labels), frame)
 
     def _measures(self) -> tuple[str, ...]:
         wanted = []
@@ -282,6 +276,11 @@ class Experiment:
         if self.config.evaluate.global_ and self.federation.global_test is not None:
             wanted.append("global")
         return tuple(wanted)
+
+    @property
+    def _again(self) -> str:
+        """The command that goes on with a run that was stopped."""
+        return f"polyfed resume {self.folder.path}" if self.engine is None else "the same command"
 
     def _note(self, sentence: str) -> None:
         self.folder.event("note", message=sentence)
@@ -306,7 +305,7 @@ class Experiment:
         try:
             yield
         except KeyboardInterrupt:
-            raise StoppedError(f"stopped; go on with: polyfed resume {self.folder.path}") from None
+            raise StoppedError(f"stopped; go on with: {self._again}") from None
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -336,6 +335,8 @@ def make_engine(federation: Federation, store: Path, scratch: Path) -> Engine:
     wanted = federation.config.engine
     if wanted.name == "serial":
         return SerialEngine(host_of(federation, store))
+    if wanted.name == "ray":
+        return nodes.ray_engine(federation, store, scratch)
     workers = wanted.workers if isinstance(wanted.workers, int) else available_cores()
     workers = min(workers, max(1, federation.config.per_round))
     description = {**federation.describe(scratch), "store": str(store)}

@@ -2,43 +2,44 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import importlib.util
 import itertools
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 
-from polyfed import catalogue, looking, splitting
+from polyfed import catalogue
 from polyfed.config import Config, parse, size_in_bytes
-from polyfed.core import needs as needs_room
 from polyfed.core import rng
 from polyfed.core.client import Client
 from polyfed.core.host import Host
 from polyfed.core.method import Method
-from polyfed.core.profile import Profile, layout
-from polyfed.core.server import Server
+from polyfed.core.profile import Profile
 from polyfed.data import dataset as datasets
 from polyfed.data import partition as partitions
+from polyfed.data import partition_file
 from polyfed.data.partition_file import Partition
-from polyfed.errors import InputError, PolyfedError
-from polyfed.models import ModelSpec, SplitModel, build, group
-from polyfed.models.slicing import Family, skeleton
+from polyfed.errors import InputError, PolyfedError, RunError
+from polyfed.models import ModelSpec, group
+from polyfed.models.slicing import skeleton
+from polyfed.plan import Plan
+from polyfed.runs.folder import RunFolder
 from polyfed.runs.store import FolderStore
-from polyfed.training import Samples, TrainSettings
+from polyfed.shares import shares
+from polyfed.training import Samples
 
 MAKER = "polyfed.federation:host_from_description"
 
 
 @dataclass
-class Federation:
+class Federation(Plan):
     """Who takes part, with which model and which data; makes clients on demand."""
 
     config: Config
@@ -51,7 +52,6 @@ class Federation:
 
     def __post_init__(self) -> None:
         self.filter = catalogue.make_filter(self.config.server_filter)
-        self._plans: dict[ModelSpec, Profile] = {}
         test, limit = self.dataset.test, self.config.data.test_limit
         self.global_test = None
         if test is not None:
@@ -62,118 +62,42 @@ class Federation:
                 self.global_test = self.global_test.subset(torch.from_numpy(chosen))
 
     @property
-    def seed(self) -> int:
-        return self.config.seed
+    def shape(self) -> tuple[int, int, int]:
+        return self.dataset.shape
 
     @property
-    def training(self) -> TrainSettings:
-        return TrainSettings(**self.config.train.model_dump())
+    def classes(self) -> int:
+        return self.dataset.classes
 
-    @cached_property
-    def names(self) -> tuple[str, ...]:
-        return tuple(str(k) for k in range(self.config.clients))
+    @property
+    def source(self) -> str:
+        return self.dataset.source
 
-    # models
+    @property
+    def notes(self) -> Sequence[str]:
+        return self.partition.notes
 
-    def model(self, spec: ModelSpec, *stream: str) -> SplitModel:
-        """An architecture with initial weights from a stream."""
-        with rng.seeded(self.seed, "init", *stream):
-            model = build(spec, shape=self.dataset.shape, classes=self.dataset.classes)
-        return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+    def samples(self, k: int) -> int:
+        return len(self.partition.train[k])
 
-    def common_model(self, spec: str) -> SplitModel:
-        """An architecture with the initial weights that every party gives it (R9)."""
-        return self.model(ModelSpec.parse(spec), "common", spec)
-
-    @cached_property
-    def family(self) -> Family:
-        """The one model that a server may keep, and the sub-models that clients hold of it."""
-        chosen = self.config.models.server
-        whole = _spec(chosen) if chosen is not None else max(self.specs, key=lambda spec: self._plan(spec).size)
-        return Family(
-            whole.text,
-            (spec.text for spec in self.specs),
-            shape=self.dataset.shape,
-            classes=self.dataset.classes,
-            apart=self.config.splitting == "architecture",
-        )
-
-    def _plan(self, spec: ModelSpec) -> Profile:
-        """What an architecture says of every client that has it."""
-        if spec not in self._plans:
-            model = skeleton(spec, shape=self.dataset.shape, classes=self.dataset.classes)
-            self._plans[spec] = Profile(
-                "",
-                spec.label,
-                layout(model),
-                layout(model.head),
-                model.feature_dim,
-                self.dataset.classes,
-                0,
-                spec.text,
-                frozenset(name for name, _ in model.named_buffers()),
-            )
-        return self._plans[spec]
-
-    def profile(self, k: int) -> Profile:
-        """What the server knows of a client."""
-        return dataclasses.replace(
-            self._plan(self.specs[k]), name=self.names[k], samples=len(self.partition.train[k])
-        )
-
-    def profiles(self) -> tuple[Profile, ...]:
-        """What the server knows of every client."""
-        return tuple(self.profile(k) for k in range(len(self.names)))
-
-    def check_needs(self, profiles: Sequence[Profile]) -> None:
-        """Refuse a method that cannot work with these clients, naming those that can."""
-        others = [(name, catalogue.load(name).needs) for name in catalogue.catalogue() if name != self.method.name]
-        title, needs = type(self.method).__name__, self.method.needs
-        if self.config.splitting != "none":
-            splitting.check_method(self.method, self.config.splitting)
-            needs = dataclasses.replace(needs, same_architecture=False)
-        needs_room.check(title, needs, profiles, others)
-        cuts = needs.sub_models or self.config.splitting not in ("none", "architecture")
-        if self.config.models.server is not None and not cuts:
-            raise InputError(
-                "models.server is given, but clients hold no sub-models of it; set splitting: layer, stage or width, "
-                "or leave models.server out"
-            )
-        if needs.sub_models or self.config.splitting != "none":
-            splitting.check_family(self.family, self.config.splitting)
-        if self.filter is not None and not self.method.one_model:
-            raise InputError(
-                f"server_filter {self.filter.name} works on the update of one server model, which {title} does not "
-                f"keep; use it with {', '.join(splitting.one_model_methods())}, or set server_filter: none"
-            )
-        self.method.check_training(self.training)
-
-    def server(self, roster: tuple[Profile, ...]) -> Server:
-        """The server before its first round."""
-        return Server(
-            roster,
-            self.dataset.classes,
-            self.config.rounds,
-            self.seed,
-            self.common_model,
-            family=self.family if self.method.one_model else None,
-            filter=self.filter,
-        )
-
-    def check(self, roster: tuple[Profile, ...]) -> None:
-        """Everything that can be known to be wrong before anything is written or run."""
-        self.check_needs(roster)
-        looking.check(self.config.evaluate, self.method, roster, self.global_test)
-        server = self.server(roster)
-        if self.filter is not None:
-            self.filter.check(server)
-        self.method.init(server)  # an auxiliary model that does not exist or does not fit, for one
+    def keep(self, folder: RunFolder, roster: Sequence[Profile]) -> None:
+        """Write the split; a run that goes on must find the one it began with."""
+        split, path = self.partition, folder.partition_file
+        if path.exists():
+            before = partition_file.read(path, clients=self.config.clients, samples=len(self.dataset.train.labels))
+            pairs = zip((*split.train, *split.test), (*before.train, *before.test), strict=True)
+            if not all(np.array_equal(now, then) for now, then in pairs):
+                raise RunError(f"the data or its split is not the one this run began with; compare {path}")
+        else:
+            partition_file.save(split, path)
+        if not folder.clients_file.exists():
+            folder.write_clients(shares(roster, self.dataset, split, self.matched))
 
     # clients
 
     def make(self, name: str) -> Client:
         """A client as it is before its first step."""
-        k = int(name)
+        k = self.positions[name]
         spec = self.specs[k]
         shared = self.config.models.shared_init
         model = self.common_model(spec.text) if shared else self.model(spec, "client", name)
@@ -204,6 +128,8 @@ class Federation:
             "imports": list(self.config.imports),
             "search": sys.path,
             "store": "",
+            # calibrated once: workers need no accountant
+            "multipliers": {p.field: p.multiplier for p in self.guard.protections} if self.guard else {},
         }
 
     @classmethod
@@ -216,7 +142,7 @@ class Federation:
         offsets = np.load(folder / "offsets.npy")
         parts = [indices[a:b] for a, b in itertools.pairwise(offsets)]
         n = config.clients
-        return cls(
+        made = cls(
             config,
             datasets.open_cached(Path(description["dataset"])),
             Partition(tuple(parts[:n]), tuple(parts[n : 2 * n]), ()),
@@ -224,6 +150,8 @@ class Federation:
             tuple(ModelSpec.from_json(entry) for entry in description["specs"]),
             catalogue.make(config.method),
         )
+        made.multipliers = description["multipliers"]
+        return made
 
 
 def from_config(config: Config) -> Federation:
@@ -283,7 +211,7 @@ def assign_models(config: Config) -> tuple[ModelSpec, ...]:
     if chosen.clients is not None:
         if len(chosen.clients) != n:
             raise InputError(f"models.clients has {len(chosen.clients)} entries for {n} clients")
-        specs = [_spec(entry) for entry in chosen.clients]
+        specs = [ModelSpec.of(entry) for entry in chosen.clients]
     else:
         members = _members(config)
         if chosen.assign == "round-robin":
@@ -301,7 +229,7 @@ def assign_models(config: Config) -> tuple[ModelSpec, ...]:
 def _members(config: Config) -> list[ModelSpec]:
     """The architectures that are given out."""
     named = config.models.group
-    members = list(group(named)) if isinstance(named, str) else [_spec(entry) for entry in named]
+    members = list(group(named)) if isinstance(named, str) else [ModelSpec.of(entry) for entry in named]
     if not members:
         raise InputError("models.group is empty; name a group or at least one model")
     return _with_features(config, members)
@@ -309,10 +237,10 @@ def _members(config: Config) -> list[ModelSpec]:
 
 def _with_features(config: Config, specs: Sequence[ModelSpec]) -> list[ModelSpec]:
     """Brought to the common feature width that a config asks for."""
-    width = config.models.feature_dim
-    if width is None:
-        return list(specs)
-    return [ModelSpec.from_json({**spec.to_json(), "feature_dim": width}) for spec in specs]
+    chosen = config.models
+    wanted = {"feature_dim": chosen.feature_dim, "feature_map": chosen.feature_map}
+    wanted = {key: value for key, value in wanted.items() if value is not None}
+    return [ModelSpec.from_json({**spec.to_json(), **wanted}) for spec in specs]
 
 
 def _parameters(spec: ModelSpec, data: datasets.Dataset) -> int:
@@ -320,16 +248,12 @@ def _parameters(spec: ModelSpec, data: datasets.Dataset) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _spec(entry: str | dict[str, Any]) -> ModelSpec:
-    return ModelSpec.parse(entry) if isinstance(entry, str) else ModelSpec.from_json(entry)
-
-
 def import_all(modules: Sequence[str]) -> None:
     """Import the modules, or files, in which a user registers methods and models."""
     for name in modules:
         try:
             if name.endswith(".py"):
-                _import_file(Path(name).expanduser().resolve())
+                import_file(Path(name).expanduser().resolve())
             else:
                 importlib.import_module(name)
         except PolyfedError:
@@ -338,11 +262,14 @@ def import_all(modules: Sequence[str]) -> None:
             raise InputError(f"imports: '{name}' cannot be imported: {type(error).__name__}: {error}") from None
 
 
-def _import_file(path: Path) -> None:
+def import_file(path: Path) -> ModuleType:
+    """The module in a file, imported once."""
     alias = f"polyfed_import_{path.stem}_{rng.derive(str(path)):x}"
     running = getattr(sys.modules.get("__main__"), "__file__", None)
-    if alias in sys.modules or (running is not None and Path(running).resolve() == path):
-        return  # it is here already; running the main script once more would start another run
+    if running is not None and Path(running).resolve() == path:
+        return sys.modules["__main__"]  # running the main script once more would start another run
+    if alias in sys.modules:
+        return sys.modules[alias]
     spec = importlib.util.spec_from_file_location(alias, path)
     if spec is None or spec.loader is None or not path.exists():
         raise InputError(f"imports: there is no file {path}")
@@ -352,6 +279,7 @@ def _import_file(path: Path) -> None:
     except BaseException:
         del sys.modules[alias]
         raise
+    return module
 
 
 def host_from_description(description: Mapping[str, Any]) -> Host:

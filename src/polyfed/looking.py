@@ -76,6 +76,6 @@ def _features(door: Door, server: Server, clients: Sequence[str]) -> None:
         chosen = torch.arange(min(each, total)) * total // min(each, total)
         vectors.append(got.tensor("vectors")[chosen])
         classes.append(got.tensor("classes")[chosen])
-        owners.append(torch.full((len(chosen),), int(name)))
+        owners.append(torch.full((len(chosen),), server.profile(name).position))
     if vectors:
         server.keep("features", vectors=torch.cat(vectors), classes=torch.cat(classes), clients=torch.cat(owners))

@@ -11,6 +11,8 @@ from typing import Any
 from polyfed.config import Config
 from polyfed.core.codec import encode
 from polyfed.core.payload import Value
+from polyfed.guards.privacy import PrivacyGuard
+from polyfed.guards.spent import spent
 from polyfed.machine import peak_rss
 
 
@@ -24,6 +26,7 @@ def summary(
     other_memory: int,
     versions: Mapping[str, str],
     source: str,
+    guard: PrivacyGuard | None = None,
 ) -> dict[str, Any]:
     """The summary of a finished run."""
     by_field: dict[str, dict[str, int]] = {"up": {}, "down": {}}
@@ -62,7 +65,16 @@ def summary(
         "memory": {"peak_rss": peak_rss() + other_memory},
         "failures": [failure for record in history for failure in record["failures"]],
         "state_hash": state_hash(names, server_state, digests),
+        **({} if guard is None else {"privacy": _privacy(guard, history, names, by_field["up"])}),
     }
+
+
+def _privacy(
+    guard: PrivacyGuard, history: Sequence[Mapping[str, Any]], names: Sequence[str], sent: Mapping[str, int]
+) -> dict[str, Any]:
+    """What was spent, and which fields left without any protection."""
+    protected = {one.field for one in guard.protections}
+    return spent(guard.protections, [field for field in sent if field not in protected], history, names)
 
 
 def _accuracy(kind: str, history: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:

@@ -55,17 +55,22 @@ def test_a_line_for_every_client(run: tuple[Path, dict[str, Any]], capsys: pytes
 def test_protection_is_read_from_the_run(
     run: tuple[Path, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A run that protects one of its fields, as a later version writes it."""
+    """A run that protects one of its fields, from what its folder says."""
     shutil.copytree(run[0], tmp_path / "run")
     config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     config["privacy"] = {"prototypes": {"clip": 0.5, "epsilon": 1.0, "delta": 1e-5}}
     (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(config))
     result = json.loads((tmp_path / "run" / "result.json").read_text())
-    result["privacy"] = {"epsilon": 1.5}
+    spent = {name: {"epsilon": 1.5 if name == "0" else 1.25, "delta": 1e-5} for name in "0123"}
+    field = {"epsilon": 1.5, "delta": 1e-5, "holds_for": "any change", "not_protected": "which classes have a row"}
+    result["privacy"] = {"clients": spent, "fields": {"prototypes": field}, "no_guarantee": [], "unprotected": []}
     (tmp_path / "run" / "result.json").write_text(json.dumps(result))
     assert main(["inspect", str(tmp_path / "run")]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "clipped to norm 0.5 and noise for epsilon 1.0" in shown and "Privacy spent: epsilon 1.5." in shown
+    assert "clipped to norm 0.5 and noise for epsilon 1.0" in shown
+    assert "all protected fields together: epsilon 1.25 to 1.5 by client at delta 1e-05." in shown
+    assert "'prototypes' alone: epsilon 1.5 at delta 1e-05, for any change." in shown
+    assert "With 'prototypes' leaves, as it is: which classes have a row." in shown
     assert "No field was clipped" not in shown
 
 

@@ -47,7 +47,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["rounds.more=3"], "goes into 'rounds', which is 10 and has no keys"),
         (["name={"], "the value of the override 'name={' is not YAML"),
         (["name=2024-01-01"], "name is datetime.date(2024, 1, 1): expected a valid string"),
-        (["engine.name=dask"], "engine.name is 'dask': expected 'serial' or 'pool'"),
+        (["engine.name=dask"], "engine.name is 'dask': expected 'serial', 'pool', 'ray' or 'flower'"),
         (["engine.workers=0"], "engine.workers is 0: at least 1 worker is needed"),
         (["method=fedprto"], "no method called 'fedprto'; did you mean 'fedproto'?"),
         (["method.guidnce=2"], "method fedproto has no field 'guidnce'; did you mean 'guidance'?"),

@@ -46,7 +46,14 @@ class Linears:
         model = self.model(seed)
         train, test = self.samples(labels, data or f"train {name}"), self.samples(labels, f"test {name}")
         profile = Profile(
-            name, "linear", layout(model), layout(model.head), model.feature_dim, self.classes, len(labels)
+            name,
+            "linear",
+            layout(model),
+            layout(model.head),
+            model.feature_dim,
+            self.classes,
+            len(labels),
+            position=int(name),
         )
         settings = TrainSettings(**{"batch_size": 100, "lr": 0.1, **self.settings})
         return Client(profile, model, train, test, settings)

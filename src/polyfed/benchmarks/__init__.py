@@ -12,9 +12,12 @@ from polyfed.errors import InputError, nearest
 
 _NAMES = {
     "aggregation": "memory of a server that averages 50 clients of ResNet-26, against 5 of them",
+    "dffke": "memory of DFFKE's server and 10 clients on 6,000 images of 28x28, in one process",
+    "engines": "a round of 20 clients that do nothing on every engine, against serial; start-up of each",
     "fedl2g": "client seconds of a FedL2G round against FedDistill's (logits) and FedProto's (features)",
     "fedfree": "FedFree's server time in a round against the clients' training time",
     "inco": "InCo's share of the time of a round with ten clients of tiny-resnets",
+    "memory": "what a client holds at its peak in a step of FedVTC, against FedProto with the same model",
     "overhead": "a training round on the pool against bare training loops in as many processes",
     "population": "a round of 20 clients out of 10,000 against one out of 100",
     "report": "a report over 100 runs of 200 rounds: seconds, peak memory, size of the page",

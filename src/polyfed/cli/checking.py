@@ -140,6 +140,17 @@ def _put_method(federation: Federation, config: Config) -> None:
         f"  comes to each client  {method.sends.down}\n"
         f"  takes part            {config.per_round} of {config.clients} clients in each of {config.rounds} rounds"
     )
+    for one in federation.guard.protections if federation.guard is not None else ():
+        deviation = (
+            "by measured sensitivity" if one.sigma is None else f"of deviation {one.sigma:.4g} on every number"
+        )
+        planned = "" if one.planned is None else f", for {one.planned} releases by a client at most"
+        put(f"  protected             {one.field}, every {one.unit}: noise {deviation}{planned}")
+        put(
+            f"                        guarantee for {one.guarantee}"
+            if not one.measured
+            else " " * 24 + "no guarantee"
+        )
 
 
 def _put_traffic(traffic: dict[str, Traffic], config: Config) -> None:

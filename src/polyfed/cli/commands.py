@@ -7,15 +7,20 @@ from typing import Annotated
 import typer
 
 from polyfed.cli import (
+    attacking,
     benching,
     checking,
     comparing,
     creating,
     figuring,
     inspecting,
+    joining,
+    keying,
     listing,
     reporting,
     running,
+    serving,
+    siting,
     sweeping,
     watching,
 )
@@ -27,10 +32,26 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for _part in (running, checking, listing, sweeping, comparing, reporting, figuring, inspecting, watching, benching):
+for _part in (
+    running,
+    checking,
+    listing,
+    sweeping,
+    comparing,
+    reporting,
+    figuring,
+    inspecting,
+    attacking,
+    watching,
+    benching,
+    serving,
+    joining,
+):
     for _name, _command in _part.COMMANDS.items():
         app.command(_name)(_command)
 app.add_typer(creating.app, name="new")
+app.add_typer(keying.app, name="keys")
+app.add_typer(siting.app, name="sites")
 
 
 def _show_version(wanted: bool) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def inspect(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder, or the folder of a site.")],
     client: Annotated[str | None, typer.Option(help="Only what left this client.")] = None,
     each: Annotated[bool, typer.Option("--each", help="A line for every client.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
@@ -27,7 +27,8 @@ def inspect(
     from polyfed.report.leaving import only
     from polyfed.report.record import read
 
-    run = read(folder)
+    at = _of_site(folder)
+    run = read(folder if at is None else at)
     known = {str(k) for k in range(int(run.config.get("clients", 0)))} | {
         c for left in run.left for c in left.clients
     }
@@ -38,9 +39,13 @@ def inspect(
     if json:
         put_json(_as_json(run, left, client))
         return
-    senders = {name for item in left for name in item.clients}
-    who = f"client {client}" if client is not None else f"{len(senders)} clients"
-    put(f"{run.method} on {run.dataset}: what left {who} in {len(run.rounds)} of {run.planned} rounds ({run.state}).")
+    if at is not None:
+        put(f"{run.method}: what left this site in its newest run, {at.name}.")
+    else:
+        senders = {name for item in left for name in item.clients}
+        who = f"client {client}" if client is not None else f"{len(senders)} clients"
+        done = f"{len(run.rounds)} of {run.planned} rounds ({run.state})"
+        put(f"{run.method} on {run.dataset}: what left {who} in {done}.")
     if listed is not None:
         put(f"By design a client of this method sends: {listed.sends_up}.")
     if not left:
@@ -56,8 +61,21 @@ def inspect(
     )
     if each and client is None:
         _put_each(run, left)
-    for sentence in sentences(run, left):
+    for sentence in sentences(run, left, at_site=at is not None):
         put(sentence)
+
+
+def _of_site(folder: Path) -> Path | None:
+    """The newest run in the folder of a site; None for anything else."""
+    from polyfed.errors import InputError
+    from polyfed.runs.folder import SITE_FILE
+
+    if not (folder / SITE_FILE).exists():
+        return None
+    runs = [path for path in folder.iterdir() if (path / "events.jsonl").exists()]
+    if not runs:
+        raise InputError(f"the site of {folder} has not taken part in a run yet")
+    return max(runs, key=lambda path: (path / "events.jsonl").stat().st_mtime)
 
 
 def _protected(run: Record, left: Left) -> str | None:
@@ -100,14 +118,23 @@ def _put_each(run: Record, left: Sequence[Left]) -> None:
     )
 
 
-def sentences(run: Record, left: Sequence[Left]) -> list[str]:
+def sentences(run: Record, left: Sequence[Left], *, at_site: bool = False) -> list[str]:
     """What the table means, for a reader who knows the law better than the method."""
+    from polyfed.report.leaving import spending
+
     refused = sum(failure.get("kind") == "refused" for failure in run.failures)
     said = [
         f"These are all fields of all messages that the server accepted, {sum(item.bytes for item in left):,} bytes; "
         f"messages that it refused ({refused}) are not among them.",
         "For the curves of a run, clients also report their training loss and how many test samples they got right.",
     ]
+    if at_site:
+        said = [
+            f"These are all fields of all messages that this site sent, {sum(item.bytes for item in left):,} bytes; "
+            f"it refused {refused} calls.",
+            "Before the first round it told its model's shapes and how many samples of each class it has; with every "
+            "trained step goes the mean of its loss, unless --allow bars it.",
+        ]
     bare = [item.name for item in left if _protected(run, item) is None]
     if len(bare) == len(left):
         said.append("No field was clipped or noised: whoever receives these messages sees these values.")
@@ -121,7 +148,7 @@ def sentences(run: Record, left: Sequence[Left]) -> list[str]:
         said.append("Counts show how many samples a client holds.")
     spent = (run.result or {}).get("privacy")
     if isinstance(spent, Mapping):
-        said.append("Privacy spent: " + "; ".join(f"{name} {value}" for name, value in spent.items()) + ".")
+        said += spending(spent, {name for item in left for name in item.clients})
     return said
 
 

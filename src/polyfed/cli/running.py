@@ -65,6 +65,13 @@ def _go(config: Config, folder: Path, json: bool, quiet: bool) -> None:
         if RunFolder(folder).exists() and not quiet:
             say(f"{folder} exists: going on from its last checkpoint")
         result = _run(config, folder, quiet)
+    put_outcome(result, folder, json)
+
+
+def put_outcome(result: dict[str, Any], folder: Path, json: bool) -> None:
+    """What a command that ran something ends with."""
+    from polyfed.runs.folder import RunFolder
+
     if result["failures"]:
         first = result["failures"][0]
         say(

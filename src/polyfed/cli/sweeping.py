@@ -89,6 +89,8 @@ def share_out(cells: list[Cell], jobs: int | None, cores: int | None = None) -> 
     engine = cells[0].config.engine
     if engine.name == "serial":
         return cells, jobs or min(cores, len(cells))
+    if engine.name == "ray":
+        return cells, jobs or 1  # its workers are the cluster's
     if engine.workers != "auto":
         return cells, jobs or max(1, min(cores // engine.workers, len(cells)))
     count = min(jobs or cores, len(cells))

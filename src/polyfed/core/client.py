@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from polyfed.core import rng
 from polyfed.core.payload import Payload, State, Weights, view
 from polyfed.core.profile import Profile
-from polyfed.core.tables import ClassTable, class_means
+from polyfed.core.tables import Bound, ClassTable, class_means
 from polyfed.errors import RunError
 from polyfed.models.split import SplitModel
 from polyfed.training import Fit, Loss, Samples, TrainSettings, fit
@@ -41,6 +41,7 @@ class Client:
     # an architecture from its spec, with initial weights common to all parties
     build: Callable[[str], SplitModel] = field(default=_no_builder, repr=False)
     fits: list[Fit] = field(default_factory=list)  # what was trained in this step, for the record
+    bound: Bound | None = None  # what must hold of class means that are taken in this step
 
     @property
     def name(self) -> str:
@@ -104,7 +105,7 @@ class Client:
 
     def class_means(self, vector: Callable[[Tensor], Tensor], width: int, *, min_count: int = 1) -> ClassTable:
         """Class means of `vector(x)` over all training samples, after training."""
-        return class_means(self.clean_pass(), vector, self.classes, width, min_count)
+        return class_means(self.clean_pass(), vector, self.classes, width, min_count, self.bound)
 
     # weights
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -75,6 +75,7 @@ class Door:
         *,
         min_replies: int = 1,
         message_limit: int = 4 << 30,
+        keep: Callable[[Call, str, bytes], None] | None = None,
     ) -> None:
         self.method = method
         self.ledger = Ledger()
@@ -86,6 +87,7 @@ class Door:
         self._profiles = {profile.name: profile for profile in roster}
         self._min_replies = min_replies
         self._limit = message_limit
+        self._keep = keep  # told of every reply that is accepted, with its bytes
         self._calls_of_step: dict[str, int] = {}
         self._evaluations = 0
         self._open = False  # whether replies of a call are still being read
@@ -200,6 +202,8 @@ class Door:
         self.meter.left.append(
             {"client": answer.client, "step": "+".join(call.steps), "fields": sizes, "shapes": shapes}
         )
+        if self._keep is not None:
+            self._keep(call, answer.client, answer.frame)
         self.meter.trained.extend(answer.trained)
         self.ledger.versions[answer.client] = call.number
         self.ledger.digests[answer.client] = answer.digest

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import time
 import traceback
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
@@ -14,6 +15,7 @@ from polyfed.core import rng
 from polyfed.core.client import Client, copy_into, weights_of
 from polyfed.core.codec import Announced, announce, decode, encode
 from polyfed.core.engine import INITIAL, Answer, Call, Failure, StateStore, Task, Trained
+from polyfed.core.guard import Guard
 from polyfed.core.looks import LOOKS, look
 from polyfed.core.method import Method
 from polyfed.core.payload import Payload, Value, own_copy
@@ -29,6 +31,11 @@ class ClientMaker(Protocol):
     @property
     def seed(self) -> int: ...
 
+    @property
+    def guard(self) -> Guard | None:
+        """What every reply passes before it leaves."""
+        ...
+
     method: Method
     global_test: Samples | None
 
@@ -41,6 +48,7 @@ class _Live:
     version: int
     digest: str
     size: int
+    released: dict[str, int] = field(default_factory=dict)  # how often protected fields have left
 
 
 class Host:
@@ -69,7 +77,7 @@ class Host:
                 counted = self._look(client, call) or self._evaluate(client, call, task, shared)
                 self._make_room(keep=task.client)
                 return Answer(task.client, counted, seconds=time.perf_counter() - started)
-            reply = self._run(client, call, task, shared)
+            reply = self._run(live, call, task, shared)
             frame = encode(reply).data
             self._commit(live, call.number)
             if task.discard:
@@ -88,13 +96,20 @@ class Host:
         self._make_room(keep=task.client)
         return Answer(task.client, frame, None, live.digest, time.perf_counter() - started, trained)
 
+    def holds(self, name: str, version: int) -> bool:
+        """Whether a client is live in the state that call `version` led to, so that nothing need be read for it."""
+        live = self._live.get(name)
+        return live is not None and live.version == version
+
     # one step after the other
 
-    def _run(self, client: Client, call: Call, task: Task, shared: bytes) -> Mapping[str, Value]:
-        method = self._maker.method
+    def _run(self, live: _Live, call: Call, task: Task, shared: bytes) -> Mapping[str, Value]:
+        client, method, guard = live.client, self._maker.method, self._maker.guard
         messages = combined(method, call.steps)
         msg = self._receive(call, task, shared, client)
         reply: dict[str, Value] = {}
+        if guard is not None:
+            guard.prepare(client, call)
         for name, label in zip(call.steps, call.labels, strict=True):
             client.step = label
             client.model.train()  # whatever the last step or evaluation left, and as in a client made anew
@@ -105,6 +120,8 @@ class Host:
         if unknown:
             declared = ", ".join(messages.up) or "nothing"
             raise PayloadError(f"step '{call.steps[-1]}' returned '{sorted(unknown)[0]}'; it declares {declared}")
+        if guard is not None:
+            reply, live.released = guard.protect(client, call, reply, msg, live.released)
         return reply
 
     def _receive(self, call: Call, task: Task, shared: bytes, client: Client) -> Payload:
@@ -180,6 +197,7 @@ class Host:
                 copy_into(live.client.model, saved.weights("model"))
                 state = saved["state"]
                 live.client.state = dict(state) if isinstance(state, Mapping) else {}
+                live.released = {name: int(n) for name, n in json.loads(str(saved.get("released", "{}"))).items()}
             live.version, live.digest = version, ""
             self._live[name] = live
             weights = live.client.model.state_dict().values()
@@ -188,7 +206,10 @@ class Host:
         return live
 
     def _commit(self, live: _Live, version: int) -> None:
-        frame = encode({"model": live.client.model.state_dict(), "state": live.client.state})
+        kept: dict[str, Value] = {"model": live.client.model.state_dict(), "state": live.client.state}
+        if live.released:
+            kept["released"] = json.dumps(live.released)
+        frame = encode(kept)
         self._store.write(live.client.name, version, frame.data)
         # Its own copies, as after a restart: what is shared with a message or with the model stays no state (R2).
         live.client.state = own_copy(live.client.state)

@@ -24,6 +24,8 @@ class Profile:
     samples: int  # training samples
     spec: str = ""  # what `build` makes this architecture from
     buffers: frozenset[str] = frozenset()  # of the model's tensors, those that are not trained
+    position: int = 0  # among all clients, from 0
+    image: tuple[int, ...] = ()  # channels, height and width of its samples
 
     @property
     def statistics(self) -> Layout:

@@ -108,8 +108,7 @@ class Weights(Field):
     of: Literal["model", "head", "statistics"] = "model"
 
     def check(self, name: str, seen: Announced, site: _Site) -> None:
-        layout: Layout = getattr(site.profile, self.of)
-        expected = {n: Described(DTYPES[getattr(torch, dtype)], shape) for n, shape, dtype in layout}
+        expected = _expected(getattr(site.profile, self.of))
         found = _inside(name, seen)
         for path in (*seen.scalars, *seen.empty):
             if path == name or path.startswith(name + "/"):
@@ -140,10 +139,12 @@ class Scalar(Field):
 class Tree(Field):
     """Named tensors whose names and shapes only the method can know; still finite and of a type that may travel.
 
-    In a reply, `like` names a field that went down in the same call: names, shapes and types must be the same.
+    In a reply, `like` names a field that went down in the same call: names, shapes and types must be the same. Where
+    a client's profile says what they are, `layout` is a function of (method, profile) that gives them.
     """
 
     like: str | None = None
+    layout: Callable[[object, Profile], Layout] | None = None
 
     def check(self, name: str, seen: Announced, site: _Site) -> None:
         paths = (*seen.tensors, *seen.scalars, *seen.empty)
@@ -151,6 +152,9 @@ class Tree(Field):
             raise PayloadError(f"field '{name}' is missing")
         if self.like is not None and site.sent is not None:
             _check_layout(name, _inside(name, seen), _inside(self.like, site.sent), f"what was sent as '{self.like}'")
+        if self.layout is not None:
+            expected = _expected(self.layout(site.method, site.profile))
+            _check_layout(name, _inside(name, seen), expected, "what the method makes of the client's profile")
 
 
 Schema = Mapping[str, Field]
@@ -202,6 +206,10 @@ def _described(path: str, seen: Announced, dtype: torch.dtype) -> Described:
 def _inside(name: str, seen: Announced) -> dict[str, Described]:
     """The tensors of a field that is a mapping, by their names in it."""
     return {path[len(name) + 1 :]: d for path, d in seen.tensors.items() if path.startswith(name + "/")}
+
+
+def _expected(layout: Layout) -> dict[str, Described]:
+    return {name: Described(DTYPES[getattr(torch, dtype)], shape) for name, shape, dtype in layout}
 
 
 def _check_layout(name: str, found: Mapping[str, Described], expected: Mapping[str, Described], of: str) -> None:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from polyfed.errors import PayloadError
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Every row is the mean of at least `count` vectors, each of a norm of at most `norm`."""
+
+    norm: float
+    count: int
 
 
 @dataclass(frozen=True)
@@ -21,6 +29,7 @@ class ClassTable:
     classes: Tensor  # (m,) int64
     values: Tensor  # (m, width)
     counts: Tensor | None = None  # (m,) int64
+    bound: Bound | None = None  # what is known of how the rows were made; it does not travel
 
     def __post_init__(self) -> None:
         rows = len(self.classes)
@@ -80,12 +89,13 @@ class ClassTable:
         return values, known
 
     def without_counts(self) -> ClassTable:
-        return ClassTable(self.classes, self.values)
+        return ClassTable(self.classes, self.values, bound=self.bound)
 
     def only(self, classes: Iterable[int]) -> ClassTable:
         """The rows of some classes."""
         at = torch.isin(self.classes, torch.tensor(list(classes), dtype=torch.int64))
-        return ClassTable(self.classes[at], self.values[at], None if self.counts is None else self.counts[at])
+        counts = None if self.counts is None else self.counts[at]
+        return ClassTable(self.classes[at], self.values[at], counts, self.bound)
 
     def updated(self, newer: ClassTable) -> ClassTable:
         """This table with the rows of `newer` in place of its own; other rows are carried over (R6)."""
@@ -144,10 +154,17 @@ def class_means(
     num_classes: int,
     width: int,
     min_count: int = 1,
+    bound: Bound | None = None,
 ) -> ClassTable:
-    """Class means of `vector(x)` over batches, without gradients."""
+    """Class means of `vector(x)` over batches, without gradients, made so that `bound` holds where one is given."""
     means = ClassMeans(num_classes)
     with torch.no_grad():
         for x, y in batches:
-            means.add(vector(x), y)
-    return means.table(width, min_count=min_count)
+            vectors = vector(x)
+            if bound is not None:
+                vectors = vectors.double()
+                norms = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
+                vectors = vectors * (bound.norm / norms.clamp_min(bound.norm))
+            means.add(vectors, y)
+    least = max(min_count, bound.count) if bound is not None else min_count
+    return replace(means.table(width, min_count=least), bound=bound)

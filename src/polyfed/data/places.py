@@ -54,14 +54,14 @@ def locate(known: Known, root: Path | None) -> Place:
     if root is not None:
         if not root.is_dir():
             raise InputError(f"data.root is '{root}', but there is no such folder; it must hold '{known.name}'")
-        place = _local_place(known, _candidates(known, root))
+        place = local_place(known, _candidates(known, root))
         if place is None:
             raise InputError(
                 f"dataset '{known.name}' was not found in data.root '{root}' nor in its subfolder '{known.name}'; "
                 f"accepted there: {ACCEPTED}"
             )
         return place
-    return _local_place(known, [Path(folder) for folder in known.installed]) or _hub_place(known)
+    return local_place(known, [Path(folder) for folder in known.installed]) or _hub_place(known)
 
 
 def is_here(known: Known, root: Path | None, cache: Path | None) -> bool:
@@ -70,7 +70,7 @@ def is_here(known: Known, root: Path | None, cache: Path | None) -> bool:
         if known.name == "digits" or root is not None:
             locate(known, root)
             return True
-        if _local_place(known, [Path(folder) for folder in known.installed]) is not None:
+        if local_place(known, [Path(folder) for folder in known.installed]) is not None:
             return True
     except InputError:
         return False
@@ -88,7 +88,7 @@ def _digits_place() -> Place:
     return Place(lambda: files_digest(file.parent, [file]), lambda: read_digits(file))
 
 
-def _local_place(known: Known, folders: list[Path]) -> Place | None:
+def local_place(known: Known, folders: list[Path]) -> Place | None:
     for folder in folders:
         for layout in _LAYOUTS:
             found = layout.find(folder, known) if folder.is_dir() else None

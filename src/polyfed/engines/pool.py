@@ -17,13 +17,12 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from polyfed.core.engine import Answer, Call, Failure, Task
+from polyfed.core.engine import Answer, Call, Task
 from polyfed.engines import wire, zygote
+from polyfed.engines.turns import Homes, Turns
 from polyfed.errors import RunError
 
-WAITING = 64 << 20  # answers that wait for their turn may weigh this much before tasks are run in strict order
 PREFETCH = 64 << 10  # a message this small fits the socket's buffer, so it can wait there for a busy worker
-DEATHS = 3  # a task that took so many workers with it is given up
 
 
 @dataclass
@@ -64,8 +63,7 @@ class PoolEngine:
         self._first = {"maker": maker, "description": description}
         self._timeout = timeout
         self._zygote = zygote.take()
-        self._home: dict[str, int] = {}
-        self._seconds: dict[str, float] = {}  # what a client's last task took
+        self.homes = Homes(workers)
         self._workers = [self._start(index) for index in range(workers)]
 
     @property
@@ -102,29 +100,15 @@ class PoolEngine:
         wire.send(connection, self._first)
         return worker
 
-    def replace(self, worker: _Worker) -> _Worker:
+    def replace(self, worker: _Worker) -> None:
         """A new worker in the place of one that is gone or must go."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(worker.pid, signal.SIGKILL)
         worker.connection.close()
-        self._workers[worker.index] = fresh = self._start(worker.index)
-        return fresh
+        self._workers[worker.index] = self._start(worker.index)
 
     def workers(self) -> list[_Worker]:
         return self._workers
-
-    def home(self, client: str, turn: int) -> int:
-        """The worker that holds a client; a new client goes to the next worker in turn."""
-        return self._home.get(client, turn % len(self._workers))
-
-    def settle(self, client: str, worker: int) -> None:
-        self._home[client] = worker
-
-    def cost(self, client: str) -> float:
-        return self._seconds.get(client, 0.0)
-
-    def learn(self, answer: Answer) -> None:
-        self._seconds[answer.client] = answer.seconds
 
 
 class _Round:
@@ -138,28 +122,17 @@ class _Round:
         self._shared = shared
         self._tasks = tasks
         self._timeout = timeout
-        self._queues: list[deque[int]] = [deque() for _ in pool.workers()]
-        self._done: dict[int, Answer] = {}
-        self._waiting = 0  # bytes of the answers in `_done`
-        self._deaths: dict[int, int] = {}
-        self._next = 0
-        # long tasks first, so that the workers end together
-        for number in sorted(range(len(tasks)), key=lambda n: -pool.cost(tasks[n].client)):
-            self._queues[pool.home(tasks[number].client, number)].append(number)
+        self._turns = Turns(call, tasks, pool.homes, len(pool.workers()))
 
     def answers(self) -> Iterator[Answer]:
         """Answers in the order of the tasks."""
         try:
-            while self._next < len(self._tasks):
+            while not self._turns.finished:
                 for worker in list(self._pool.workers()):
                     self._feed(worker)
-                if self._next not in self._done:
+                if self._turns.stuck:
                     self._collect()
-                while self._next in self._done:
-                    answer = self._done.pop(self._next)
-                    self._waiting -= len(answer.frame)
-                    self._next += 1
-                    yield answer
+                yield from self._turns.in_order()
         except KeyboardInterrupt:
             for worker in self._pool.workers():  # at once: their states are whole, and they are needed no more
                 with contextlib.suppress(ProcessLookupError):
@@ -172,14 +145,14 @@ class _Round:
     def _feed(self, worker: _Worker) -> None:
         """Give a worker its next task, and one more to wait in its socket if that is small."""
         while len(worker.running) < 2:
-            number = self._pick(worker)
+            number = self._turns.pick(worker.index, idle=not worker.running)
             if number is None:
                 return
             task = self._tasks[number]
             if worker.running and (len(task.own) > PREFETCH or worker.call != self._call.number):
-                self._queues[worker.index].appendleft(number)
+                self._turns.put_back(worker.index, [number])
                 return
-            self._pool.settle(task.client, worker.index)
+            self._pool.homes.settle(task.client, worker.index)
             if not worker.running:
                 worker.since = time.monotonic()
             worker.running.append(number)
@@ -191,26 +164,6 @@ class _Round:
             except OSError:
                 self._lost(worker)
                 return
-
-    def _pick(self, worker: _Worker) -> int | None:
-        """The next task for a worker: its own longest, or the shortest of the fullest queue when it has none."""
-        own = self._queues[worker.index]
-        if not own and worker.running:
-            return None  # it takes from others only when it would stand idle
-        if self._waiting > WAITING:
-            return self._pick_next(worker)
-        if own:
-            return own.popleft()
-        fullest = max(self._queues, key=len)
-        return fullest.pop() if fullest else None
-
-    def _pick_next(self, worker: _Worker) -> int | None:
-        """Too much waits for its turn: only the task whose turn it is may run, on whichever worker is free."""
-        for queue in self._queues:
-            if self._next in queue and not worker.running:
-                queue.remove(self._next)
-                return self._next
-        return None
 
     def _collect(self) -> None:
         """Wait for an answer, a death or a deadline."""
@@ -230,35 +183,18 @@ class _Round:
                 continue
             if message is None:
                 continue
-            answer = wire.answer_from_json(*message)
-            self._done[worker.running.popleft()] = answer
-            self._waiting += len(answer.frame)
-            self._pool.learn(answer)
+            self._turns.answered(worker.running.popleft(), wire.answer_from_json(*message))
             worker.since = time.monotonic()
         if self._timeout is not None:
             for worker in list(busy.values()):
                 if worker.ready and worker.running and time.monotonic() - worker.since >= self._timeout:
-                    self._late(worker)
+                    self._pool.replace(worker)
+                    self._turns.late(worker.index, list(worker.running), self._timeout)
 
     def _lost(self, worker: _Worker) -> None:
-        """A worker died: its tasks go to its successor, unless the running one keeps killing workers."""
-        numbers = list(worker.running)
-        fresh = self._pool.replace(worker)
-        running = numbers[0]
-        self._deaths[running] = self._deaths.get(running, 0) + 1
-        if self._deaths[running] >= DEATHS:
-            numbers.pop(0)
-            why = Failure("died", f"its worker process died {DEATHS} times while it ran")
-            self._done[running] = Answer(self._tasks[running].client, failure=why)
-        self._queues[fresh.index].extendleft(reversed(numbers))
-
-    def _late(self, worker: _Worker) -> None:
-        numbers = list(worker.running)
-        fresh = self._pool.replace(worker)
-        late = numbers.pop(0)
-        why = Failure("timeout", f"no answer within {self._timeout:g} seconds")
-        self._done[late] = Answer(self._tasks[late].client, failure=why)
-        self._queues[fresh.index].extendleft(reversed(numbers))
+        """A worker died: its successor gets its tasks."""
+        self._pool.replace(worker)
+        self._turns.lost(worker.index, list(worker.running))
 
     def _drain(self) -> None:
         """Leave no answer behind when a caller stops listening in the middle of a call."""

@@ -53,4 +53,4 @@ class FedProx(FedAvg):
         if self.epochs is None:
             client.fit(loss)
         else:
-            client.fit(loss, epochs=self.epochs[int(client.name)])
+            client.fit(loss, epochs=self.epochs[client.profile.position])

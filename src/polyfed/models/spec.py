@@ -121,6 +121,11 @@ class ModelSpec:
         return {k: list(v) if isinstance(v, tuple) else v for k, v in entries.items()}
 
     @classmethod
+    def of(cls, entry: str | Mapping[str, Any]) -> ModelSpec:
+        """From what a config holds for a model: its text, or a mapping."""
+        return cls.parse(entry) if isinstance(entry, str) else cls.from_json(entry)
+
+    @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> ModelSpec:
         known = [f.name for f in fields(cls)]
         for key in entry:

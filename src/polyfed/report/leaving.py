@@ -73,7 +73,39 @@ def protection(config: Mapping[str, Any], name: str) -> str | None:
     parts = []
     if settings.get("clip") is not None:
         parts.append(f"clipped to norm {settings['clip']}")
+    measured = settings.get("sensitivity") == "measured"
     if settings.get("epsilon") is not None:
         delta = f", delta {settings['delta']}" if settings.get("delta") is not None else ""
-        parts.append(f"noise for epsilon {settings['epsilon']}{delta}")
-    return " and ".join(parts) or None
+        each = " in every release" if settings.get("per_release") and not measured else ""
+        parts.append(f"noise for epsilon {settings['epsilon']}{delta}{each}")
+    if settings.get("noise") is not None:
+        parts.append(f"noise of {settings['noise']} times the sensitivity")
+    said = " and ".join(parts)
+    return (f"{said} (measured sensitivity: no guarantee)" if measured else said) or None
+
+
+def spending(privacy: Mapping[str, Any], clients: Iterable[str]) -> list[str]:
+    """What a result says of the privacy that was spent, in sentences, for some clients."""
+    by_client = privacy.get("clients", {})
+    costs = [(by_client[c]["epsilon"], by_client[c]["delta"]) for c in clients if c in by_client]
+    known = [(epsilon, delta) for epsilon, delta in costs if epsilon is not None]
+    said = []
+    if known:
+        low, high = min(e for e, _ in known), max(e for e, _ in known)
+        amount = f"{high:.4g}" if f"{low:.4g}" == f"{high:.4g}" else f"{low:.4g} to {high:.4g} by client"
+        said.append(
+            f"Privacy spent in the whole run, all protected fields together: epsilon {amount} at delta "
+            f"{known[0][1]:g}. It says nothing of what is not protected."
+        )
+    for name, facts in privacy.get("fields", {}).items():
+        if name in privacy.get("no_guarantee", ()):
+            said.append(
+                f"'{name}' has noise but no guarantee: its sensitivity was measured (a heuristic), not bounded."
+            )
+            continue
+        said.append(
+            f"'{name}' alone: epsilon {facts['epsilon']:.4g} at delta {facts['delta']:g}, for {facts['holds_for']}."
+        )
+        if facts.get("not_protected"):
+            said.append(f"With '{name}' leaves, as it is: {facts['not_protected']}.")
+    return said

@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polyfed.core.codec import announce, decode, encode
+from polyfed.core.codec import decode, encode
 from polyfed.core.door import Ledger
 from polyfed.core.payload import State
 from polyfed.errors import PayloadError, StateError
 from polyfed.runs.files import write_whole
-from polyfed.runs.store import FolderStore
+from polyfed.runs.store import Elsewhere, FolderStore
 
 KEPT = 2
+CLIENT_STATES = "clients"  # the folder of the clients' states, where they are kept here
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,10 @@ class Checkpoint:
 class Checkpoints:
     """The checkpoints of a run, newest last."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, states_here: bool = True) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self.store = FolderStore(folder / "clients")
+        self.store = FolderStore(folder / CLIENT_STATES) if states_here else Elsewhere()
 
     def paths(self) -> list[Path]:
         return sorted(self.folder.glob("round-*.polyfed"))
@@ -85,14 +86,6 @@ class Checkpoints:
         facts = json.loads(saved.text("facts"))
         server = saved["server"]
         ledger = Ledger(facts["calls"], facts["versions"], facts["digests"], facts["alive"])
-        self._verify(ledger)
+        self.store.verify(ledger.versions, ledger.digests)
         state = dict(server) if isinstance(server, Mapping) else {}
         return Checkpoint(facts["round"], state, ledger, facts["history"])
-
-    def _verify(self, ledger: Ledger) -> None:
-        """Every client state that the checkpoint refers to is there, whole, and the one it was."""
-        for client, version in ledger.versions.items():
-            frame = self.store.read(client, version)
-            announce(frame)
-            if frame[4:36].hex() != ledger.digests[client]:
-                raise StateError(f"the state of client {client} is not the one that was saved")

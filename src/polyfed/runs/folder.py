@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import yaml
 
@@ -19,6 +20,8 @@ from polyfed.runs.files import write_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+SITE_FILE = "site.json"  # in the folder in which a site of a real federation keeps its runs
 
 
 class RunFolder:
@@ -59,6 +62,10 @@ class RunFolder:
     @property
     def artifacts_folder(self) -> Path:
         return self.path / "artifacts"
+
+    @property
+    def uploads_folder(self) -> Path:
+        return self.path / "uploads"
 
     # reading
 
@@ -120,6 +127,16 @@ class RunFolder:
 
         self.artifacts_folder.mkdir(exist_ok=True)
         write_whole(self.artifacts_folder / f"{kind}-{number:06d}.safetensors", save(dict(tensors)))
+
+    def write_upload(self, client: str, number: int, steps: str, frame: bytes) -> None:
+        """A reply as it left a client: uploads/<client>/<round>-<steps>.polyfed. Written anew by a repeated round."""
+        folder = self.uploads_folder / quote(client, safe="")
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / f"{number:06d}-{steps}.polyfed", frame, durable=False)
+
+    def uploads(self, client: str) -> list[Path]:
+        """The replies of a client that were kept, oldest round first."""
+        return sorted((self.uploads_folder / quote(client, safe="")).glob("*.polyfed"))
 
     def event(self, kind: str, /, **facts: Any) -> None:
         """Append one line. A disk that is full must not hide the error that is being recorded."""

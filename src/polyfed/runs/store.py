@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
+from polyfed.core.codec import announce
 from polyfed.errors import StateError
 from polyfed.runs.files import sync_file, sync_folder, write_whole
 
@@ -44,6 +45,14 @@ class FolderStore:
             sync_file(self.path(client, version))
         sync_folder(self.folder)
 
+    def verify(self, versions: Mapping[str, int], digests: Mapping[str, str]) -> None:
+        """Every one of these states is there, whole, and the one it was."""
+        for client, version in versions.items():
+            frame = self.read(client, version)
+            announce(frame)
+            if frame[4:36].hex() != digests[client]:
+                raise StateError(f"the state of client {client} is not the one that was saved")
+
     def keep_only(self, needed: Sequence[Mapping[str, int]]) -> None:
         """Remove every file that none of these sets of states refers to, such as those of a run that was killed."""
         wanted = {self.path(client, version).name for states in needed for client, version in states.items()}
@@ -51,3 +60,13 @@ class FolderStore:
             if path.name not in wanted:
                 with contextlib.suppress(OSError):
                     path.unlink()
+
+
+class Elsewhere:
+    """States that their owners keep: there is nothing here to secure, to verify or to remove."""
+
+    def secure(self, versions: Mapping[str, int]) -> None: ...
+
+    def verify(self, versions: Mapping[str, int], digests: Mapping[str, str]) -> None: ...
+
+    def keep_only(self, needed: Sequence[Mapping[str, int]]) -> None: ...

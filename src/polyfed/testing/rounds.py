@@ -10,6 +10,7 @@ from polyfed.core.codec import decode
 from polyfed.core.cohort import Cohort
 from polyfed.core.door import Door, Ledger, Meter
 from polyfed.core.engine import INITIAL, Engine, StateStore
+from polyfed.core.guard import Guard
 from polyfed.core.host import ClientMaker, Host
 from polyfed.core.method import Method
 from polyfed.core.payload import Payload, State
@@ -51,6 +52,7 @@ class Handmade:
     clients: Sequence[Callable[[], Client]]
     seed: int = 0
     global_test: Samples | None = None
+    guard: Guard | None = None
 
     def make(self, name: str) -> Client:
         return next(client for client in (make() for make in self.clients) if client.name == name)

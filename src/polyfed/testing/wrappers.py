@@ -118,9 +118,14 @@ def _damaged(answer: Answer) -> Answer:
 
 def _not_finite(answer: Answer) -> Answer:
     """NaN in every number of the reply; a reply without tensors gets one that nobody declared."""
-    payload = dict(decode(answer.frame))
-    spoiled = each_tensor(payload, lambda t: torch.full_like(t, torch.nan) if t.is_floating_point() else t)
-    return replace(answer, frame=encode({**spoiled, **({} if spoiled else {"stray": torch.zeros(1)})}).data)
+    touched: list[Tensor] = []
+
+    def spoil(tensor: Tensor) -> Tensor:
+        touched.append(tensor)
+        return torch.full_like(tensor, torch.nan) if tensor.is_floating_point() else tensor
+
+    spoiled = each_tensor(dict(decode(answer.frame)), spoil)
+    return replace(answer, frame=encode({**spoiled, **({} if touched else {"stray": torch.zeros(1)})}).data)
 
 
 WAYS: dict[str, Callable[[Answer], Answer]] = {

@@ -40,19 +40,31 @@ def by_batch_statistics(model: nn.Module, x: Tensor) -> Tensor:
 
 
 @contextmanager
-def _normalising_by_batch(model: nn.Module) -> Iterator[None]:
-    norms = _norms(model)
-    kept = [(norm.training, norm.momentum, norm.num_batches_tracked) for norm in norms]
+def statistics_kept(module: nn.Module) -> Iterator[None]:
+    """Inside, no norm notes what it sees: one in training mode normalises by the batch and remembers nothing."""
+    norms = _norms(module)
+    kept = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:
-        norm.train()
         norm.momentum = 0.0  # of the running statistics, all stays
         norm.num_batches_tracked = None
     try:
         yield
     finally:
-        for norm, (training, momentum, counter) in zip(norms, kept, strict=True):
-            norm.train(training)
+        for norm, (momentum, counter) in zip(norms, kept, strict=True):
             norm.momentum, norm.num_batches_tracked = momentum, counter
+
+
+@contextmanager
+def _normalising_by_batch(model: nn.Module) -> Iterator[None]:
+    modes = [(norm, norm.training) for norm in _norms(model)]
+    for norm, _ in modes:
+        norm.train()
+    try:
+        with statistics_kept(model):
+            yield
+    finally:
+        for norm, mode in modes:
+            norm.train(mode)
 
 
 def _norms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:

@@ -1,0 +1,51 @@
+"""A real federation over Flower on this machine, TLS and keys on: rounds of sites that only answer.
+
+It stands beside the other engines in the benchmark `engines`; every site is a process with a SuperNode of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from polyfed.config import parse
+from polyfed.deploy.coordinator import Coordinator
+from polyfed.deploy.keys import new_authority, new_node_key, read_public_key
+from polyfed.deploy.registry import Registry
+from polyfed.runs.folder import RunFolder
+
+
+def rounds(folder: Path, settings: dict[str, Any], sites: int, count: int) -> tuple[float, list[float]]:
+    """Seconds until the first round was done, and seconds of each round after it."""
+    names = [f"site-{k}" for k in range(sites)]
+    home = folder / "home"
+    new_authority(home, [])
+    registry = Registry(home)
+    for name in names:
+        registry.admit(name, read_public_key(new_node_key(folder, name).public))
+    config = parse({**settings, "clients": sites, "names": names, "rounds": count + 1, "engine": {"timeout": 300.0}})
+    started = time.perf_counter()
+    with Coordinator(home, lambda sentence: None) as coordinator, contextlib.ExitStack() as ends:
+        for name in names:
+            ends.callback(_end, _join(folder, name, coordinator.gateway.port, config.imports))
+        result = coordinator.run(config, RunFolder(folder / "run"))
+    took: list[float] = result["seconds"]["by_round"]
+    return time.perf_counter() - started - sum(took[1:]), took[1:]
+
+
+def _join(folder: Path, name: str, port: int, imports: list[str]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "polyfed", "join", "--rehearsal", "--server", f"127.0.0.1:{port}"]
+    command += ["--key", str(folder / f"{name}.key"), "--ca", str(folder / "home" / "ca.crt")]
+    command += ["--state", str(folder / name), *(word for module in imports for word in ("--import", module))]
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=folder
+    )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    process.wait(30)

@@ -1,0 +1,26 @@
+"""The ServerApp of an exported app, for a Flower that somebody else runs. `polyfed serve` does without it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the experiment of the app's config over the nodes of the grid."""
+    from polyfed.config import parse
+    from polyfed.deploy.conducting import conduct
+    from polyfed.runs.folder import RunFolder
+
+    log = logging.getLogger("flwr")
+    config = parse(json.loads(str(context.run_config["polyfed"])), "the app's config")
+    folder = RunFolder(Path(str(context.run_config["out"])).expanduser())
+    result = conduct(grid, config, folder, None, lambda: None, log.info)
+    log.info("finished: %s, state_hash %s", folder.path, result["state_hash"])

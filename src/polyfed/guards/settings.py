@@ -1,0 +1,209 @@
+"""From what a config asks for to how a field is protected: names are checked and noise is calibrated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from polyfed.core.method import Method
+from polyfed.core.schema import Field, Scalar, Table, Tensors
+from polyfed.core.step import Messages
+from polyfed.core.tables import Bound
+from polyfed.errors import InputError, nearest
+from polyfed.guards import account
+from polyfed.guards.measured import classic_multiplier
+
+Unit = Literal["row", "message"]
+
+
+class Asked(Protocol):
+    """What a config says about one field."""
+
+    @property
+    def clip(self) -> float | None: ...
+    @property
+    def epsilon(self) -> float | None: ...
+    @property
+    def delta(self) -> float: ...
+    @property
+    def noise(self) -> float | None: ...
+    @property
+    def per_release(self) -> bool: ...
+    @property
+    def releases(self) -> int | None: ...
+    @property
+    def unit(self) -> Literal["auto", "row", "message"]: ...
+    @property
+    def min_count(self) -> int | None: ...
+    @property
+    def relative_to(self) -> str | None: ...
+    @property
+    def sensitivity(self) -> Literal["clip", "measured"]: ...
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How often a client may be asked, at most."""
+
+    rounds: int  # in which the client that takes part most often does
+    attempts: int = 1  # how often one round may be tried
+
+
+@dataclass(frozen=True)
+class Protection:
+    """How one field is protected. `sensitivity` is what one change of the data can move in L2 norm."""
+
+    field: str
+    steps: tuple[str, ...]  # that send it
+    clip: float | None
+    multiplier: float  # the noise's deviation over the sensitivity
+    delta: float
+    unit: Unit
+    min_count: int | None
+    relative_to: str | None
+    measured: bool
+    limit: int | None  # releases that a client may make; none: as many as happen, each of them counted
+    planned: int | None  # releases that the noise was calibrated for
+    counted: bool  # whether a step may run more than once a round, since the number of releases is known otherwise
+    beside: str = ""  # what leaves with the field as it is
+
+    @property
+    def sensitivity(self) -> float | None:
+        """Two rows of norm `clip` are at most 2 clip apart; a mean of n clipped rows moves by 2 clip / n."""
+        return None if self.measured or self.clip is None else 2 * self.clip / (self.min_count or 1)
+
+    @property
+    def bound(self) -> Bound | None:
+        """What class means must be made of, for a sensitivity below that of any row of norm `clip`."""
+        return None if self.min_count is None or self.clip is None else Bound(self.clip, self.min_count)
+
+    @property
+    def sigma(self) -> float | None:
+        """The deviation of the noise on every number; none where it is measured anew for every release."""
+        return None if self.sensitivity is None else self.multiplier * self.sensitivity
+
+    @property
+    def guarantee(self) -> str:
+        """For which change of a client's data the epsilon holds."""
+        if self.measured:
+            return "none: the sensitivity was measured, not bounded"
+        if self.unit == "message":
+            return "any change of the client's data"
+        return "one sample replaced by another of its class, with the client's model taken as known"
+
+
+def senders(method: Method) -> dict[str, tuple[str, ...]]:
+    """The fields that leave a client, and the steps that send them."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name in dir(type(method)):
+        messages = getattr(getattr(type(method), name), "messages", None)
+        for field in messages.up if isinstance(messages, Messages) else ():
+            found[field] = (*found.get(field, ()), name)
+    return found
+
+
+def resolve(
+    asked: Mapping[str, Asked], method: Method, schedule: Schedule, multipliers: Mapping[str, float] | None = None
+) -> tuple[Protection, ...]:
+    """How every field is protected. `multipliers` are those that were calibrated before, for the same config."""
+    sent = senders(method)
+    found = []
+    for field, wanted in asked.items():
+        if field not in sent:
+            raise InputError(f"privacy: {method.name} sends no field '{field}'; {nearest(field, sent)}")
+        found.append(_resolved(field, wanted, method, sent[field], schedule, (multipliers or {}).get(field)))
+    _check_counts(found)
+    return tuple(found)
+
+
+def _resolved(
+    field: str, asked: Asked, method: Method, steps: tuple[str, ...], schedule: Schedule, multiplier: float | None
+) -> Protection:
+    kinds = [getattr(type(method), name).messages.up[field] for name in steps]
+    by_row = all(_has_rows(kind) for kind in kinds)
+    unit: Unit = asked.unit if asked.unit != "auto" else "row" if by_row else "message"
+    _check_kind(field, kinds, unit, by_row)
+    if asked.min_count is not None and not (unit == "row" and all(isinstance(kind, Table) for kind in kinds)):
+        raise InputError(f"privacy.{field}.min_count is for rows of class means, which '{field}' does not have")
+    if asked.relative_to is not None:
+        for name in steps:
+            down = getattr(type(method), name).messages.down
+            if asked.relative_to not in down:
+                raise InputError(
+                    f"privacy.{field}.relative_to is '{asked.relative_to}', which step '{name}' does not receive; "
+                    f"{nearest(asked.relative_to, down)}"
+                )
+    measured = asked.sensitivity == "measured"
+    # every step once a round, and once more where the method has something to finish
+    finishes = type(method).finish is not Method.finish
+    limit = asked.releases or (schedule.rounds + finishes) * len(steps)
+    whole_run = asked.epsilon is not None and not asked.per_release and not measured
+    planned = limit * schedule.attempts if whole_run else None
+    if multiplier is None:
+        multiplier = _multiplier(field, asked, planned)
+    return Protection(
+        field,
+        steps,
+        asked.clip,
+        multiplier,
+        asked.delta,
+        unit,
+        asked.min_count,
+        asked.relative_to,
+        measured,
+        limit if whole_run or asked.releases else None,
+        planned,
+        asked.releases is not None or finishes,
+        _beside(kinds),
+    )
+
+
+def _multiplier(field: str, asked: Asked, planned: int | None) -> float:
+    if asked.noise is not None:
+        return asked.noise
+    if asked.epsilon is None:
+        raise InputError(f"privacy.{field} has neither epsilon nor noise; give one of them")
+    if asked.sensitivity == "measured":
+        return classic_multiplier(asked.epsilon, asked.delta)
+    return account.multiplier(asked.epsilon, asked.delta, planned or 1)
+
+
+def _has_rows(kind: Field) -> bool:
+    """Class tables, and tensors whose first axis counts samples or classes."""
+    return isinstance(kind, Table) or (isinstance(kind, Tensors) and len(kind.dims) > 1)
+
+
+def _beside(kinds: list[Field]) -> str:
+    """What noise does not touch in a protected field."""
+    if any(isinstance(kind, Table) and kind.counts for kind in kinds):
+        return "which classes have a row, and how many samples are behind it"
+    if any(isinstance(kind, Table) for kind in kinds):
+        return "which classes have a row"
+    if all(isinstance(kind, Tensors) for kind in kinds):
+        return "how many rows there are"
+    return "how many batches BatchNorm has counted"
+
+
+def _check_kind(field: str, kinds: list[Field], unit: Unit, by_row: bool) -> None:
+    for kind in kinds:
+        if isinstance(kind, Scalar):
+            raise InputError(f"privacy: '{field}' is one {kind.kind}; tables, tensors and weights can be protected")
+        if isinstance(kind, Tensors | Table) and not kind.dtype.is_floating_point:
+            raise InputError(f"privacy: '{field}' holds {kind.dtype}, which noise cannot protect; only floats can be")
+    if unit == "row" and not by_row:
+        raise InputError(f"privacy.{field}.unit is 'row', but '{field}' has no rows; use 'message'")
+
+
+def _check_counts(found: list[Protection]) -> None:
+    """A step makes all its class means alike."""
+    by_step: dict[str, Protection] = {}
+    for one in found:
+        for name in one.steps if one.min_count is not None else ():
+            other = by_step.setdefault(name, one)
+            if other.bound != one.bound:
+                raise InputError(
+                    f"privacy: '{other.field}' and '{one.field}' leave with the same step and both have min_count, "
+                    f"so they need the same clip and min_count; found {other.clip:g} with {other.min_count} and "
+                    f"{one.clip:g} with {one.min_count}"
+                )

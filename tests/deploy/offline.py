@@ -1,0 +1,103 @@
+"""Run as a program in a network namespace with loopback only: does something, and says how often it wanted out.
+
+There is no way out, so an attempt fails; the kernel counts it (`OutNoRoutes`). Names are looked up at an address that
+is not on this machine, so that a look-up is an attempt, too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+CALLER = "from flwr.supernode.cli.flower_supernode import flower_supernode; flower_supernode()"
+CONFIG = """\
+name: offline
+method: fedproto
+data: {dataset: digits, limit: 40}
+models: {group: [tiny-mlp]}
+clients: 1
+rounds: 1
+"""
+
+
+def open_loopback() -> None:
+    get_flags, set_flags, up = 0x8913, 0x8914, 1
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        asked = fcntl.ioctl(any_socket, get_flags, struct.pack("16sh14x", b"lo", 0))
+        flags = struct.unpack("16sh14x", asked)[1]
+        fcntl.ioctl(any_socket, set_flags, struct.pack("16sh14x", b"lo", flags | up))
+
+
+def attempts() -> int:
+    """How often something in this namespace wanted to send to elsewhere."""
+    names, values = (
+        line.split() for line in Path("/proc/net/snmp").read_text().splitlines() if line.startswith("Ip:")
+    )
+    six = [line.split() for line in Path("/proc/net/snmp6").read_text().splitlines()]
+    return int(values[names.index("OutNoRoutes")]) + sum(int(n) for name, n in six if name == "Ip6OutNoRoutes")
+
+
+def polyfed(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "polyfed", *arguments]
+
+
+def federation() -> str:
+    """A real federation with one site; gives its result."""
+    Path("config.yaml").write_text(CONFIG)
+    subprocess.run(polyfed("keys", "new", "authority"), check=True, capture_output=True)
+    subprocess.run(polyfed("keys", "new", "site", "north"), check=True, capture_output=True)
+    subprocess.run(polyfed("sites", "admit", "north", "north.pub"), check=True, capture_output=True)
+    with Path("serve.log").open("w") as log, Path("join.log").open("w") as other:
+        serving = subprocess.Popen(
+            polyfed("serve", "config.yaml", "--port", "8443", "--json"), stdout=subprocess.PIPE, stderr=log, text=True
+        )
+        joining = None
+        try:
+            while "each site runs" not in Path("serve.log").read_text():
+                if serving.poll() is not None:
+                    raise SystemExit(Path("serve.log").read_text())
+                time.sleep(0.2)
+            reached = ("--server", "127.0.0.1:8443", "--key", "north.key", "--ca", "coordinator/ca.crt")
+            joining = subprocess.Popen(polyfed("join", *reached, "--rehearsal", "--state", "state"), stderr=other)
+            result, _ = serving.communicate(timeout=200)
+        finally:
+            for child in (serving, joining):
+                if child is not None:
+                    child.terminate()
+                    child.wait()
+    return result
+
+
+def ray() -> str:
+    """A run on Ray; gives its result."""
+    Path("config.yaml").write_text(CONFIG)
+    command = polyfed("run", "config.yaml", "engine.name=ray", "engine.workers=1", "--json")
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def caller() -> str:
+    """A command of Flower as it is, without the switches of polyfed."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("FLWR_")}
+    command = [sys.executable, "-c", CALLER, "--version"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**plain, "FLWR_HOME": str(Path.cwd())})
+    return "{}"
+
+
+def main(what: str, folder: str) -> None:
+    open_loopback()
+    os.chdir(folder)
+    Path("resolv.conf").write_text("nameserver 192.0.2.53\noptions timeout:1 attempts:1\n")
+    subprocess.run(["mount", "--bind", "resolv.conf", "/etc/resolv.conf"], check=True)
+    result = {"federation": federation, "ray": ray, "caller": caller}[what]()
+    sys.stdout.write(json.dumps({"attempts": attempts(), "result": json.loads(result)}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

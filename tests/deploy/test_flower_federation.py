@@ -1,0 +1,95 @@
+"""A real federation on loopback: SuperLink, gateway and SuperNodes with TLS and keys, sites as processes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.deploy.direct import METHODS
+from tests.deploy.running import Consortium, consortium, ending
+
+from polyfed import api
+from polyfed.cli.app import main
+from polyfed.config import parse
+from polyfed.deploy.coordinator import Coordinator
+from polyfed.deploy.environment import require_flower
+from polyfed.runs.folder import RunFolder
+
+QUICK: dict[str, Any] = {
+    "clients": 2,
+    "names": ["ana", "ben"],
+    "rounds": 1,
+    "data": {"limit": 80},
+    "evaluate": {"personal": False, "global": False},
+    "engine": {"timeout": 120.0},
+}
+
+
+@dataclass
+class Federation:
+    coordinator: Coordinator
+    members: Consortium
+
+    def run(self, settings: dict[str, Any], folder: Path) -> dict[str, Any]:
+        return self.coordinator.run(parse(settings), RunFolder(folder))
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    """One coordinator and two sites for all tests; in a run called `spoiled`, ben sends damaged payloads."""
+    require_flower()
+    members = consortium(tmp_path_factory.mktemp("federation"), "ana", "ben")
+    with Coordinator(members.home, logging.getLogger("polyfed").warning) as coordinator:
+        port = coordinator.gateway.port
+        spoiling = (str(Path(__file__).with_name("spoiling.py")),)
+        ana = members.site("ana", port, "--rehearsal")
+        ben = members.site("ben", port, "--rehearsal", program=spoiling)
+        with ending(ana, ben):
+            yield Federation(coordinator, members)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_flower_equals_serial(method: str, federation: Federation, tmp_path: Path) -> None:
+    settings = {**QUICK, **METHODS[method]}
+    serial = api.run({**settings, "engine": {"name": "serial"}}, out=tmp_path / "serial")
+    flower = federation.run(settings, tmp_path / "flower")
+    assert flower["state_hash"] == serial["state_hash"]
+    assert flower["bytes"] == serial["bytes"]
+    assert flower["failures"] == []
+
+
+def test_a_site_that_sends_damaged_payloads_is_left_out_and_named(federation: Federation, tmp_path: Path) -> None:
+    result = federation.run({**QUICK, "name": "spoiled", "method": {"name": "fedproto"}}, tmp_path / "run")
+    assert [(failure["client"], failure["kind"]) for failure in result["failures"]] == [("ben", "refused")]
+    assert "damaged" in result["failures"][0]["message"]
+
+
+def test_bytes_that_were_counted_are_bytes_that_were_carried(federation: Federation, tmp_path: Path) -> None:
+    """Some 45 MB each way, counted by the method's meter and at the gateway."""
+    before = federation.coordinator.gateway.counts
+    up, down = before.from_sites, before.to_sites
+    settings = {
+        **QUICK,
+        "clients": 1,
+        "names": ["ana"],
+        "method": {"name": "fedavg"},
+        "models": {"group": ["resnet18"]},
+    }
+    settings |= {"data": {"limit": 20}, "train": {"batch_size": 10}}
+    result = federation.run(settings, tmp_path / "run")
+    assert result["failures"] == []
+    assert result["bytes"]["up"] > 40_000_000
+    carried = federation.coordinator.gateway.counts
+    assert carried.from_sites - up == pytest.approx(result["bytes"]["up"], rel=0.02)
+    assert carried.to_sites - down == pytest.approx(result["bytes"]["down"], rel=0.02)
+
+
+def test_a_sites_folder_tells_what_left_it(federation: Federation, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(federation.members.folder / "ana")]) == 0
+    shown = capsys.readouterr().out
+    assert "what left this site in its newest run" in shown
+    assert "all messages that this site sent" in shown

@@ -1,0 +1,138 @@
+"""The list of sites: one name, one key, and a key that was revoked stays revoked."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from polyfed.cli.app import main
+from polyfed.cli.commands import app
+from polyfed.deploy import keys, registry
+from polyfed.deploy.registry import Registry
+from polyfed.errors import InputError, StateError
+
+
+@pytest.fixture(scope="module")
+def public(tmp_path_factory: pytest.TempPathFactory) -> list[keys.PublicKey]:
+    folder = tmp_path_factory.mktemp("keys")
+    return [keys.read_public_key(keys.new_node_key(folder, f"k{n}").public) for n in range(4)]
+
+
+def test_from_unknown_to_revoked(tmp_path: Path, public: list[keys.PublicKey]) -> None:
+    sites = Registry(tmp_path)
+    assert sites.sites() == {} and sites.standing(public[0].encoded) == ("unknown", "")
+    sites.admit("south", public[0])
+    sites.admit("north", public[1])
+    assert list(sites.sites()) == ["north", "south"]
+    assert sites.standing(public[0].encoded) == ("admitted", "south")
+    sites.revoke("south")
+    assert list(sites.sites()) == ["north"]
+    assert sites.standing(public[0].encoded) == ("revoked", "south")
+    with pytest.raises(InputError, match=r"this key was revoked \(site 'south'\) and stays so"):
+        sites.admit("east", public[0])
+    sites.admit("south", public[2])
+    assert sites.standing(public[2].encoded) == ("admitted", "south")
+    assert sites.standing(public[0].encoded) == ("revoked", "south")
+
+
+def test_names_and_keys_are_taken_once(tmp_path: Path, public: list[keys.PublicKey]) -> None:
+    sites = Registry(tmp_path)
+    sites.admit("north", public[0])
+    before = sites.file.read_bytes()
+    with pytest.raises(InputError, match="admitted already, as site 'north'"):
+        sites.admit("south", public[0])
+    with pytest.raises(InputError, match="there is a site 'north' with another key"):
+        sites.admit("north", public[1])
+    with pytest.raises(InputError, match="no site 'nroth' is admitted; did you mean 'north'"):
+        sites.revoke("nroth")
+    with pytest.raises(InputError, match="cannot name a site"):
+        sites.admit("North", public[1])
+    assert sites.file.read_bytes() == before
+
+
+def test_another_process_is_seen(tmp_path: Path, public: list[keys.PublicKey]) -> None:
+    here, there = Registry(tmp_path), Registry(tmp_path)
+    there.admit("north", public[0])
+    assert here.standing(public[0].encoded) == ("admitted", "north")
+    there.revoke("north")
+    assert here.standing(public[0].encoded) == ("revoked", "north")
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "{}", '{"sites": [{"name": "a"}]}', '{"sites": [{"name": "a", "key": "x", "revoked": false}]}'],
+)
+def test_a_damaged_list_admits_nobody(tmp_path: Path, public: list[keys.PublicKey], content: str) -> None:
+    sites = Registry(tmp_path)
+    sites.admit("north", public[0])
+    sites.file.write_text(content)
+    with pytest.raises(StateError, match="is damaged"):
+        sites.standing(public[0].encoded)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from(["admit", "revoke"]), st.sampled_from("abc"), st.integers(0, 3)), max_size=12
+    )
+)
+def test_a_revoked_key_never_returns(
+    tmp_path: Path, public: list[keys.PublicKey], steps: list[tuple[str, str, int]]
+) -> None:
+    (tmp_path / "sites.json").unlink(missing_ok=True)
+    sites = Registry(tmp_path)
+    gone: set[int] = set()
+    for what, name, number in steps:
+        holder = {key.line: n for n, key in sites.sites().items()}
+        try:
+            if what == "admit":
+                sites.admit(name, public[number])
+                assert number not in gone and public[number].line not in holder and name not in holder.values()
+            else:
+                key = sites.sites().get(name)
+                sites.revoke(name)
+                gone |= {n for n in range(4) if key is not None and public[n].line == key.line}
+        except InputError:
+            pass
+        assert {n for n in range(4) if sites.standing(public[n].encoded)[0] == "revoked"} == gone
+        assert len({key.line for key in sites.sites().values()}) == len(sites.sites())
+
+
+def test_where_a_coordinator_answers(tmp_path: Path) -> None:
+    assert registry.running(tmp_path) is None
+    registry.announce(tmp_path, "127.0.0.1:8000")
+    assert registry.running(tmp_path) == ("127.0.0.1:8000", tmp_path / "internal" / "ca.crt")
+    registry.retire(tmp_path)
+    assert registry.running(tmp_path) is None
+
+
+def test_a_coordinator_that_died_is_not_running(tmp_path: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    (tmp_path / "control.json").write_text(json.dumps({"address": "127.0.0.1:8000", "pid": child.pid}))
+    assert registry.running(tmp_path) is None
+
+
+def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = CliRunner()
+    assert run.invoke(app, ["keys", "new", "authority", "--host", "192.0.2.7"]).exit_code == 0
+    assert run.invoke(app, ["keys", "new", "site", "north"]).exit_code == 0
+    assert run.invoke(app, ["keys", "new", "certificate", "--host", "192.0.2.8"]).exit_code == 0
+    assert "No site is admitted" in run.invoke(app, ["sites"]).output
+    assert run.invoke(app, ["sites", "admit", "north", "north.pub"]).exit_code == 0
+    assert "admitted" in run.invoke(app, ["sites"]).output
+    assert run.invoke(app, ["sites", "revoke", "north"]).exit_code == 0
+    (line,) = json.loads(run.invoke(app, ["sites", "list", "--json"]).output)
+    assert (line["name"], line["standing"], line["online"]) == ("north", "revoked", None)
+    assert main(["keys", "new", "authority"]) == 2
+    assert "coordinator/ca.crt exists and is kept" in capsys.readouterr().err
+    assert main(["sites", "admit", "south", "north.key"]) == 2
+    assert "is a private key" in capsys.readouterr().err

@@ -1,0 +1,312 @@
+"""Whole runs with protected fields: what the bytes that leave hold, on every engine, resumed or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from polyfed.cli.app import main
+from polyfed.config import Config
+from polyfed.core import (
+    Client,
+    Cohort,
+    Method,
+    Payload,
+    Reply,
+    Scalar,
+    Sends,
+    Server,
+    Table,
+    Tensors,
+    Weights,
+    register,
+    step,
+)
+from polyfed.core.client import weights_of
+from polyfed.core.codec import decode
+from polyfed.errors import InputError, PolyfedError
+from polyfed.federation import Federation
+from polyfed.guards import account
+from polyfed.guards.clipping import clip_rows
+from polyfed.runs.folder import RunFolder
+from polyfed.testing.lab import Lab
+
+
+@register("toy-telling")
+@dataclass(frozen=True)
+class Telling(Method):
+    """Sends all there is about a client's data, every round, and learns nothing: what is clean is known."""
+
+    sends = Sends(up="everything", down="nothing")
+    needs = replace(Method.needs, same_architecture=True)
+    twice: bool = False
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        for _ in range(1 + self.twice):
+            cohort.call(self.tell, shared={"model": weights_of(server.build(server.roster[0].spec))})
+
+    @step(
+        down={"model": Weights()},
+        up={
+            "embeddings": Tensors(("samples", "features")),
+            "means": Table("features", counts=True),
+            "model": Weights(),
+            "samples": Scalar(),
+        },
+    )
+    def tell(self, client: Client, msg: Payload) -> Reply:
+        with torch.no_grad():
+            embeddings = torch.cat([client.model.features(x) for x, _ in client.clean_pass()])
+        means = client.class_means(client.model.features, client.profile.features)
+        told = weights_of(client.model)
+        return {"embeddings": embeddings, "means": means, "model": told, "samples": len(client.train)}
+
+
+FIELDS = ("embeddings", "means", "model")
+NOISE = {"clip": 0.5, "noise": 1.5}
+ASKED: dict[str, dict[str, Any]] = dict.fromkeys(FIELDS, NOISE)
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    with Lab(Telling, {}) as made:
+        yield made
+
+
+def run(lab: Lab, privacy: dict[str, Any] | None, **changed: Any) -> tuple[RunFolder, dict[str, Any]]:
+    folder = lab.new_folder()
+    settings = lab.settings(privacy=privacy, evaluate={"record_uploads": [0, "3"], "every": 2}, **changed)
+    return RunFolder(folder), lab.experiment(settings, folder)
+
+
+def frames(folder: RunFolder, client: str) -> list[bytes]:
+    return [path.read_bytes() for path in folder.uploads(client)]
+
+
+@cache
+def victim(lab: Lab, name: str) -> Client:
+    """A client with the model that it has all the time."""
+    config: Config = lab.config()
+    federation: Federation = lab.federation(config)
+    return federation.make(name)
+
+
+def clean(lab: Lab, name: str) -> Tensor:
+    client = victim(lab, name)
+    with torch.no_grad():
+        return torch.cat([client.model.features(x) for x, _ in client.clean_pass()])
+
+
+def held(lab: Lab, name: str) -> list[bytes]:
+    """Pieces of what must not leave, as they would stand in a message: every row, every mean and every weight."""
+    client = victim(lab, name)
+    means = client.class_means(client.model.features, client.profile.features)
+    pieces = [*clean(lab, name), *means.values, *(w for w in weights_of(client.model).values() if w.numel() > 4)]
+    return [piece.contiguous().numpy().tobytes() for piece in pieces]
+
+
+@pytest.fixture(scope="module")
+def guarded(lab: Lab) -> tuple[RunFolder, dict[str, Any]]:
+    return run(lab, ASKED)
+
+
+def test_without_privacy_the_bytes_hold_it_all(lab: Lab) -> None:
+    """What the next test looks for is there to be found."""
+    folder, result = run(lab, None)
+    assert "privacy" not in result
+    for name in ("0", "3"):
+        assert len(frames(folder, name)) == 2
+        assert all(piece in frame for frame in frames(folder, name) for piece in held(lab, name))
+    assert frames(folder, "1") == []
+
+
+def test_a_protected_field_never_leaves_as_it_is(lab: Lab, guarded: tuple[RunFolder, dict[str, Any]]) -> None:
+    folder, result = guarded
+    assert result["failures"] == []
+    for name in ("0", "3"):
+        assert len(frames(folder, name)) == 2
+        assert not any(piece in frame for frame in frames(folder, name) for piece in held(lab, name))
+    first, second = (decode(frame) for frame in frames(folder, "0"))
+    assert not bool((first.tensor("embeddings") == second.tensor("embeddings")).any())  # a round, a noise
+
+
+def test_the_bytes_are_the_same_on_the_pool(lab: Lab, guarded: tuple[RunFolder, dict[str, Any]]) -> None:
+    folder, result = run(lab, ASKED, engine={"name": "pool", "workers": 2})
+    assert result["state_hash"] == guarded[1]["state_hash"] and result["privacy"] == guarded[1]["privacy"]
+    for name in ("0", "3"):
+        assert frames(folder, name) == frames(guarded[0], name)
+
+
+def test_the_noise_is_as_large_as_it_should_be(lab: Lab, guarded: tuple[RunFolder, dict[str, Any]]) -> None:
+    """Row by row clipped to 0.5, so 1 is the sensitivity and 1.5 the deviation; the model as one row."""
+    rows, weights = [], []
+    for name in ("0", "3"):
+        for frame in frames(guarded[0], name):
+            left = decode(frame)
+            rows.append(left.tensor("embeddings").double() - clip_rows(clean(lab, name).double(), 0.5))
+            own = weights_of(victim(lab, name).model)
+            sent, tensors = left.weights("model"), [n for n, w in own.items() if w.is_floating_point()]
+            kept = [n for n in tensors if not n.endswith("running_var")]  # those are cut at 0 after the noise
+            norm = torch.cat([own[n].double().flatten() for n in tensors]).norm()
+            assert norm > 0.5
+            weights += [(sent[n].double() - own[n].double() * 0.5 / norm).flatten() for n in kept]
+            assert all(bool((sent[n] >= 0).all()) for n in tensors if n.endswith("running_var"))
+    for noise in (torch.cat(rows).flatten(), torch.cat(weights)):
+        spread = 1.5 / (2 * len(noise)) ** 0.5  # the deviation of a deviation
+        assert abs(float(noise.std()) - 1.5) < 4 * spread
+        assert abs(float(noise.mean())) < 4 * 1.5 / len(noise) ** 0.5
+
+
+def test_what_was_spent_is_in_the_result(guarded: tuple[RunFolder, dict[str, Any]]) -> None:
+    privacy = guarded[1]["privacy"]
+    together = account.epsilon([(1.5, 2)] * 3, 1e-5)
+    assert set(privacy["clients"]) == {"0", "1", "2", "3", "4"}
+    for spent in privacy["clients"].values():
+        assert spent["epsilon"] == pytest.approx(together) and spent["delta"] == 1e-5
+        assert spent["releases"] == dict.fromkeys(FIELDS, 2)
+    alone = account.epsilon([(1.5, 2)], 1e-5)
+    assert all(privacy["fields"][name]["epsilon"] == pytest.approx(alone) for name in FIELDS)
+    assert privacy["unprotected"] == ["samples"] and privacy["no_guarantee"] == []
+
+
+def test_inspect_says_what_is_protected(
+    guarded: tuple[RunFolder, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", str(guarded[0].path)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "clipped to norm 0.5 and noise of 1.5 times the sensitivity" in shown
+    assert "Not protected: samples." in shown and "all protected fields together: epsilon" in shown
+    assert "'model' alone: epsilon" in shown and "for any change of the client's data." in shown
+    assert "which classes have a row, and how many samples are behind it" in shown
+
+
+class KilledError(Exception):
+    """What ends a run in the middle."""
+
+
+@dataclass
+class Killing:
+    """An observer that ends the run after a round."""
+
+    after: int
+
+    def started(self, config: Config, folder: Path, done: int) -> None: ...
+
+    def round_done(self, record: dict[str, Any]) -> None:
+        if record["round"] == self.after:
+            raise KilledError
+
+    def note(self, sentence: str) -> None: ...
+
+
+def test_a_run_that_is_killed_and_resumed_neither_noises_nor_counts_twice(
+    lab: Lab, guarded: tuple[RunFolder, dict[str, Any]]
+) -> None:
+    folder = RunFolder(lab.new_folder())
+    settings = lab.settings(privacy=ASKED, evaluate={"record_uploads": [0, "3"], "every": 2})
+    with pytest.raises(KilledError):
+        lab.experiment(settings, folder.path, observers=[Killing(1)])
+    before = frames(folder, "0")
+    assert before == frames(guarded[0], "0")[:1]
+    result = lab.experiment(settings, folder.path)  # round 1 is done again: there was no checkpoint
+    assert frames(folder, "0") == frames(guarded[0], "0")
+    assert result["privacy"] == guarded[1]["privacy"] and result["state_hash"] == guarded[1]["state_hash"]
+
+
+def test_epsilon_over_a_run_with_some_of_the_clients(lab: Lab) -> None:
+    asked = {"embeddings": {"clip": 1.0, "epsilon": 2.0, "delta": 1e-4}}
+    _, result = run(lab, asked, rounds=4, participation=0.6)
+    privacy = result["privacy"]
+    releases = [spent["releases"]["embeddings"] for spent in privacy["clients"].values()]
+    assert sum(releases) == 12 and privacy["fields"]["embeddings"]["planned_releases"] == max(releases)
+    assert privacy["fields"]["embeddings"]["epsilon"] == pytest.approx(2.0, abs=1e-6)
+    costs = {spent["releases"]["embeddings"]: spent["epsilon"] for spent in privacy["clients"].values()}
+    assert all(cost <= 2.0 for cost in costs.values()) and len(set(costs.values())) == len(set(releases))
+
+
+def test_no_release_beyond_the_plan(lab: Lab) -> None:
+    """A step that runs twice a round is refused in the first round, and goes on where its releases are named."""
+    asked = {"embeddings": {"clip": 1.0, "epsilon": 2.0}}
+    with Lab(Telling, {"twice": True}) as other:
+        with pytest.raises(PolyfedError, match=r"set privacy\.embeddings\.releases to how often"):
+            run(other, asked)
+        _, result = run(other, {"embeddings": {**asked["embeddings"], "releases": 4}})
+        assert result["privacy"]["fields"]["embeddings"]["epsilon"] == pytest.approx(2.0, abs=1e-6)
+        with pytest.raises(PolyfedError, match=r"\(3 times\)"):
+            run(other, {"embeddings": {**asked["embeddings"], "releases": 3}})
+
+
+def test_means_of_clipped_samples(lab: Lab) -> None:
+    folder, result = run(lab, {"means": {"clip": 0.5, "noise": 0.01, "min_count": 5}})
+    assert result["privacy"]["fields"]["means"]["sensitivity"] == pytest.approx(0.2)
+    left = decode(frames(folder, "0")[0]).table("means")
+    assert left.classes.tolist() == [0] and left.counted().tolist() == [6]  # class 1 has 4 samples
+    own = victim(lab, "0")
+    clipped = clip_rows(clean(lab, "0")[own.train.labels == 0].double(), 0.5).mean(0)
+    noise = left.values[0].double() - clipped
+    assert 0 < float(noise.abs().max()) < 6 * 0.002  # 0.01 x 2 x 0.5 / 5
+
+
+def test_min_count_is_refused_where_samples_were_not_clipped() -> None:
+    from polyfed.methods.fedproto import FedProto
+
+    with Lab(FedProto, {"collect": "online"}) as other, pytest.raises(PolyfedError, match="leave min_count out"):
+        other.experiment(other.settings(privacy={"prototypes": {"clip": 1.0, "noise": 1.0, "min_count": 2}}))
+
+
+def test_an_update_is_clipped_relative_to_what_came_down(lab: Lab) -> None:
+    """The client's model is not the one that was sent: the difference is brought to the clip, and stays near it."""
+    folder, _ = run(lab, {"model": {"clip": 0.5, "noise": 1e-9, "relative_to": "model"}})
+    left = decode(frames(folder, "3")[0]).weights("model")
+    federation = lab.federation(lab.config())
+    sent = weights_of(federation.common_model(federation.specs[0].text))
+    moved = torch.cat([(left[n] - sent[n]).double().flatten() for n in sent if sent[n].is_floating_point()])
+    assert float(moved.norm()) == pytest.approx(0.5, rel=1e-3)
+
+
+def test_measured_sensitivity_is_labelled_as_no_guarantee(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, result = run(lab, {"embeddings": {"epsilon": 1.0, "sensitivity": "measured"}})
+    privacy = result["privacy"]
+    assert privacy["no_guarantee"] == ["embeddings"] and privacy["fields"]["embeddings"]["epsilon"] is None
+    assert all(spent["epsilon"] is None for spent in privacy["clients"].values())
+    noise = decode(frames(folder, "0")[0]).tensor("embeddings") - clean(lab, "0")
+    assert 0 < float(noise.std()) < 4.84 * 2 * float(clean(lab, "0").norm(dim=1).max())
+    assert main(["inspect", str(folder.path)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "no guarantee" in shown and "(a heuristic), not bounded" in shown and "Privacy spent" not in shown
+
+
+def test_wrong_names_are_refused_before_anything_is_written(lab: Lab) -> None:
+    folder = lab.new_folder()
+    with pytest.raises(InputError, match="sends no field 'embedings'; did you mean 'embeddings'"):
+        lab.experiment(lab.settings(privacy={"embedings": NOISE}), folder)
+    with pytest.raises(InputError, match="names client '7', which there is not"):
+        lab.experiment(lab.settings(evaluate={"record_uploads": [7]}), folder)
+    assert not folder.exists()
+
+
+def test_a_secret_changes_the_noise_and_another_value_gets_another(lab: Lab) -> None:
+    from polyfed.core.engine import Call
+    from polyfed.guards.privacy import PrivacyGuard
+
+    guard = lab.federation(lab.config(privacy={"embeddings": NOISE})).guard
+    assert guard is not None
+    client, call, nothing = victim(lab, "0"), Call(1, 1, ("tell",), ("tell",)), Payload()
+    value = torch.full((2, 64), 0.01)
+
+    def noise(of: PrivacyGuard, x: Tensor) -> Tensor:
+        made, counts = of.protect(client, call, {"embeddings": x}, nothing, {})
+        assert counts == {"embeddings": 1}
+        return Payload(made).tensor("embeddings") - x
+
+    first = noise(guard, value)
+    assert torch.equal(first, noise(guard, value))
+    for other in (noise(replace(guard, secret="mine"), value), noise(guard, value * 1.0001)):
+        assert float((first - other).abs().max()) > 0.1

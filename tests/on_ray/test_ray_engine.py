@@ -1,0 +1,226 @@
+"""The Ray engine's own promises: homes, thefts, order, states that are kept first, deaths, deadlines."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from polyfed.core.codec import decode, encode
+from polyfed.core.engine import Answer, Call, Task
+from polyfed.engines.ray_cluster import Cluster, Share
+from polyfed.engines.ray_engine import RayEngine
+from polyfed.errors import InputError, RunError
+from polyfed.runs.store import FolderStore
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
+MAKER = "ray_echo_host:make"
+ECHO = '''
+import os, signal, time
+from polyfed.core.codec import decode, encode
+from polyfed.core.engine import Answer
+
+class Echo:
+    """Answers with what it got; does what its orders say first. Its state is a list of the calls it saw."""
+    def __init__(self, description, files, store):
+        self.folder, self.store, self.live = description["folder"], store, {}
+
+    def holds(self, client, version):
+        return self.live.get(client, (0, ""))[0] == version
+
+    def handle(self, call, task, shared):
+        orders = dict(decode(task.own)) if task.own else {}
+        time.sleep(orders.get("sleep", 0.0))
+        deaths = len([n for n in os.listdir(self.folder) if n.startswith(f"died-{task.client}.")])
+        if deaths < orders.get("die", 0):
+            open(os.path.join(self.folder, f"died-{task.client}.{deaths}"), "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        held = self.holds(task.client, task.base)
+        seen = ""
+        if task.base:
+            seen = self.live[task.client][1] if held else self.store.read(task.client, task.base).decode()
+        seen += f" {call.number}"
+        self.store.write(task.client, call.number, seen.encode())
+        self.live[task.client] = (call.number, seen)
+        if orders.get("forget"):
+            del self.live[task.client]
+        x, payload = decode(shared).number("x"), orders.get("payload")
+        reply = {"pid": os.getpid(), "shared": x, "payload": payload, "held": held}
+        return Answer(task.client, encode(reply).data, seconds=orders.get("sleep", 0.001))
+
+def make(description, files, store):
+    if description.get("broken"):
+        raise ValueError("no such thing")
+    return Echo(description, files, store)
+'''
+
+
+class Asked:
+    """An engine whose workers answer with an echo, and which state every client is in."""
+
+    def __init__(self, folder: Path, **more: Any) -> None:
+        self.store = FolderStore(folder / "states")
+        (folder / "ray_echo_host.py").write_text(ECHO)
+        description = {"folder": str(folder), "search": [str(folder)], **more.pop("description", {})}
+        cluster = Cluster(None, 2, Share(1.0, 0.0))
+        workers = more.pop("workers", 2)
+        self.engine = RayEngine(cluster, MAKER, description, [], self.store, workers, **more)
+        self.versions: dict[str, int] = {}
+        self.number = 0
+
+    def answers(self, orders: Mapping[str, Mapping[str, Any]]) -> Iterator[Answer]:
+        self.number += 1
+        tasks = [
+            Task(name, self.versions.get(name, 0), encode(order).data if order else b"")
+            for name, order in orders.items()
+        ]
+        call = Call(self.number, 1, ("echo",), ("echo",))
+        for answer in self.engine.call(call, encode({"x": float(self.number)}).data, tasks):
+            if answer.failure is None:
+                self.versions[answer.client] = self.number
+            yield answer
+
+    def ask(self, orders: Mapping[str, Mapping[str, Any]]) -> dict[str, Answer]:
+        return {answer.client: answer for answer in self.answers(orders)}
+
+    def state(self, client: str) -> str:
+        return self.store.read(client, self.versions[client]).decode()
+
+
+@pytest.fixture(scope="module")
+def asked(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+    """One engine for all tests that leave its workers alive."""
+    made = Asked(tmp_path_factory.mktemp("echo"))
+    yield made
+    made.engine.close()
+
+
+def pids(answers: Mapping[str, Answer]) -> dict[str, float]:
+    return {name: decode(answer.frame).number("pid") for name, answer in answers.items()}
+
+
+def names(letter: str, count: int, **order: Any) -> dict[str, Mapping[str, Any]]:
+    return {f"{letter}{k}": order for k in range(count)}
+
+
+def test_answers_come_in_the_order_of_the_tasks_whatever_finishes_first(asked: Asked) -> None:
+    orders = {f"a{k}": {"sleep": 0.05 * (5 - k)} for k in range(6)}
+    answers = asked.ask(orders)
+    assert list(answers) == list(orders)
+    assert all(decode(a.frame).number("shared") == asked.number for a in answers.values())
+
+
+def test_clients_stay_with_their_actor_which_needs_no_state(asked: Asked) -> None:
+    first = asked.ask(names("b", 4, sleep=0.03))
+    second = asked.ask(names("b", 4, sleep=0.03))
+    assert pids(second) == pids(first) and len(set(pids(first).values())) == 2
+    assert all(decode(answer.frame)["held"] for answer in second.values())
+
+
+def test_an_idle_actor_takes_over_with_the_state_along(asked: Asked) -> None:
+    asked.ask(names("d", 12, sleep=0.03))
+    before = asked.number
+    # half of them belong to one actor, which is held up by d0; two or three are with it already
+    answers = asked.ask({**names("d", 12, sleep=0.03), "d0": {"sleep": 1.0}})
+    at = pids(answers)
+    assert sum(pid != at["d0"] for pid in at.values()) >= 8
+    moved = [name for name, answer in answers.items() if not decode(answer.frame)["held"]]
+    assert moved and all(asked.state(name) == f" {before} {asked.number}" for name in answers)
+
+
+def test_a_state_is_kept_before_its_answer_counts(asked: Asked) -> None:
+    for answer in asked.answers(names("e", 5)):
+        assert asked.store.read(answer.client, asked.number).decode() == f" {asked.number}"
+
+
+def test_a_state_that_was_let_go_is_sent_along(asked: Asked) -> None:
+    asked.ask(names("f", 3, forget=True))
+    before = asked.number
+    answers = asked.ask(names("f", 3))
+    assert all(answer.failure is None for answer in answers.values())
+    assert [asked.state(name) for name in answers] == [f" {before} {asked.number}"] * 3
+
+
+def test_what_nobody_needs_any_more_is_discarded(asked: Asked) -> None:
+    asked.ask(names("g", 1))
+    first = asked.number
+    asked.number += 1
+    task = Task("g0", first, discard=(first,))
+    list(asked.engine.call(Call(asked.number, 1, ("echo",), ("echo",)), encode({"x": 1.0}).data, [task]))
+    assert not asked.store.path("g0", first).exists() and asked.store.path("g0", asked.number).exists()
+
+
+def test_a_state_that_is_gone_is_a_failure_of_storage(asked: Asked) -> None:
+    asked.versions["h0"] = 999
+    answers = asked.ask(names("h", 2))
+    failure = answers["h0"].failure
+    assert failure is not None and failure.kind == "storage" and "client h0 after call 999" in failure.message
+    assert answers["h1"].failure is None
+
+
+def test_large_payloads_both_ways(asked: Asked) -> None:
+    block = torch.arange(1_000_000, dtype=torch.float32)
+    answers = asked.ask({f"i{k}": {"payload": block + k} for k in range(6)})
+    for k, answer in enumerate(answers.values()):
+        assert torch.equal(decode(answer.frame).tensor("payload"), block + k)
+
+
+def test_a_caller_that_stops_listening_leaves_nothing_behind(asked: Asked) -> None:
+    answers = asked.answers(names("j", 6, sleep=0.03))
+    assert next(answers).client == "j0"
+    answers.close()  # type: ignore[attr-defined]
+    asked.versions = {}
+    again = asked.ask(names("j", 6))
+    assert [asked.state(name) for name in again] == [f" {asked.number}"] * 6
+
+
+def test_memory_of_the_actors_is_counted(asked: Asked) -> None:
+    asked.ask(names("k", 2))
+    assert asked.engine.peak_memory() > 100 << 20  # two processes with torch
+
+
+def test_actors_that_die_in_a_call_and_between_calls_are_replaced(asked: Asked) -> None:
+    before = pids(asked.ask(names("l", 4)))
+    first = asked.number
+    answers = asked.ask({**names("l", 4), "l1": {"die": 1}})
+    assert list(answers) == [f"l{k}" for k in range(4)]
+    assert all(answer.failure is None for answer in answers.values())
+    assert pids(answers)["l1"] != before["l1"]
+    killed = pids(answers)["l0"]
+    os.kill(int(killed), signal.SIGKILL)
+    third = asked.ask(names("l", 4))
+    assert killed not in pids(third).values()
+    assert [asked.state(name) for name in third] == [f" {first} {first + 1} {first + 2}"] * 4
+
+
+def test_a_client_that_keeps_killing_actors_and_one_that_is_late_are_left_out(asked: Asked) -> None:
+    asked.engine.timeout = 0.8
+    answers = asked.ask({**names("m", 4), "m1": {"die": 99}, "m2": {"sleep": 60.0}})
+    asked.engine.timeout = None
+    kills, late = answers["m1"].failure, answers["m2"].failure
+    assert kills is not None and kills.kind == "died" and "3 times" in kills.message
+    assert late is not None and late.kind == "timeout" and "0.8 seconds" in late.message
+    assert answers["m0"].failure is None and answers["m3"].failure is None
+
+
+def test_more_workers_than_fit_are_refused() -> None:
+    with pytest.raises(InputError, match=r"engine.workers is 5, but .* room for 2 workers with 1 CPUs each"):
+        Cluster(None, None, Share(1.0, 0.0)).room_for(5, 20)
+    with pytest.raises(InputError, match="no node of the Ray cluster has 1 CPUs and 1 GPUs"):
+        Cluster(None, None, Share(1.0, 1.0)).room_for(None, 20)
+    assert Cluster(None, None, Share(0.5, 0.0)).room_for(None, 20) == 4
+    assert Cluster(None, None, Share(0.5, 0.0)).room_for(None, 3) == 3
+
+
+def test_a_worker_that_cannot_be_set_up_says_why(asked: Asked, tmp_path: Path) -> None:
+    asked.engine.stop()  # there is room for two workers only
+    broken = Asked(tmp_path, workers=1, description={"broken": True})
+    with pytest.raises(RunError, match="ValueError: no such thing"):
+        broken.ask({"o0": {}})
+    broken.engine.close()
