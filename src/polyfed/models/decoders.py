@@ -1,0 +1,73 @@
+"""Small decoders: four transposed convolutions from a flat latent to an image in [0, 1]."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from polyfed.errors import InputError
+from polyfed.models.blocks import make_norm
+
+# channels after the first three layers; the last one gives those of the image
+CHANNELS = {"small": (16, 32, 32), "medium": (32, 64, 64), "large": (64, 64, 64)}
+GROWTH = 4  # two layers double the side
+
+
+class TransposedDecoder(nn.Module):
+    """From a latent, read as a map a quarter of the image's side, to an image: the sizes of FedVTC's table 6."""
+
+    def __init__(
+        self, latent_map: tuple[int, int, int], image_channels: int, hidden: tuple[int, int, int], norm: str = "batch"
+    ) -> None:
+        super().__init__()
+        first, second, third = hidden
+        self.layers = nn.Sequential(
+            nn.Unflatten(1, latent_map),
+            *_layer(latent_map[0], first, norm, double=False),
+            nn.LeakyReLU(0.01),
+            *_layer(first, second, norm, double=True),
+            nn.LeakyReLU(0.01),
+            *_layer(second, third, norm, double=False),
+            nn.LeakyReLU(0.01),
+            *_layer(third, image_channels, norm, double=True),
+            nn.Sigmoid(),
+        )
+
+    def forward(self, latents: Tensor) -> Tensor:
+        images: Tensor = self.layers(latents)
+        return images
+
+
+def transposed_decoder(features: int, image: tuple[int, ...], size: str = "auto", norm: str = "batch") -> nn.Module:
+    """The decoder of latents of `features` numbers into images of a shape; `auto` chooses its size by the image's."""
+    return TransposedDecoder(latent_map(features, image), image[0], CHANNELS[chosen_size(size, image)], norm)
+
+
+def chosen_size(size: str, image: tuple[int, ...]) -> str:
+    """small up to 28 pixels a side, medium up to 32, large above."""
+    if size != "auto":
+        return size
+    side = max(image[1:])
+    return "small" if side <= 28 else "medium" if side <= 32 else "large"
+
+
+def latent_map(features: int, image: tuple[int, ...]) -> tuple[int, int, int]:
+    """How flat features are read as a map that the decoder can start from; refused where they cannot be."""
+    shown = "x".join(map(str, image))
+    if len(image) != 3 or min(image) < 1 or image[1] % GROWTH or image[2] % GROWTH:
+        raise InputError(f"images are {shown}; this decoder makes images whose height and width divide by {GROWTH}")
+    height, width = image[1] // GROWTH, image[2] // GROWTH
+    channels, rest = divmod(features, height * width)
+    if rest:
+        usual = {7: 20, 8: 64, 16: 16}.get(height, 16)
+        raise InputError(
+            f"the decoder of {shown} images starts from a map of {height}x{width}, so the models' features must be a "
+            f"multiple of {height * width}, but there are {features}; set models.feature_map: "
+            f"[{usual}, {height}, {width}]"
+        )
+    return channels, height, width
+
+
+def _layer(inputs: int, outputs: int, norm: str, *, double: bool) -> tuple[nn.Module, nn.Module]:
+    if double:
+        return nn.ConvTranspose2d(inputs, outputs, 4, stride=2, padding=1), make_norm(norm, outputs)
+    return nn.ConvTranspose2d(inputs, outputs, 3, stride=1, padding=1), make_norm(norm, outputs)
