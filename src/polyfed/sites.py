@@ -57,7 +57,8 @@ class Offer:
             facts = dict(entries["profile"])
             for part in ("model", "head"):
                 facts[part] = tuple((str(n), tuple(int(e) for e in shape), str(t)) for n, shape, t in facts[part])
-            facts["image"] = tuple(int(extent) for extent in facts["image"])
+            channels, height, width = (int(extent) for extent in facts["image"])
+            facts["image"] = (channels, height, width)
             facts["buffers"] = frozenset(str(name) for name in facts["buffers"])
             for word in ("name", "architecture", "spec"):
                 if not isinstance(facts[word], str):

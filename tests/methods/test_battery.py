@@ -21,12 +21,22 @@ from polyfed.errors import InputError
 
 # fedktl refuses to be made without a user's generator; tests/methods/test_fedktl.py runs the battery on it with one
 METHODS = [name for name in catalogue.catalogue() if name != "fedktl"]
-# Fields that only say how much the server works: no check depends on them, and with the defaults they take seconds.
+# Fields that only say how much work is done: no check depends on them, and with the defaults they take seconds.
 SMALL: dict[str, dict[str, object]] = {
     "ccvr": {"virtual": 30, "epochs": 2},
+    "dffke": {
+        "width": 16,
+        "decoder_channels": 8,
+        "docking_steps": 5,
+        "least_steps": 8,
+        "max_local_epochs": 2,
+        "decoder_epochs": 1,
+        "exchange_epochs": 1,
+    },
     "fedgen": {"generator_steps": 5, "hidden": 32},
     "fedktl-lite": {"server_epochs": 3, "latent_width": 16},
     "fedtgp": {"server_epochs": 3},
+    "fedvtc": {"samples_per_class": 6, "finetune_epochs": 1},
 }
 
 

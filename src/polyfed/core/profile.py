@@ -25,7 +25,7 @@ class Profile:
     spec: str = ""  # what `build` makes this architecture from
     buffers: frozenset[str] = frozenset()  # of the model's tensors, those that are not trained
     position: int = 0  # among all clients, from 0
-    image: tuple[int, ...] = ()  # channels, height and width of its samples
+    image: tuple[int, int, int] = (0, 0, 0)  # channels, height and width of its samples
 
     @property
     def statistics(self) -> Layout:
