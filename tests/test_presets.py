@@ -1,0 +1,29 @@
+"""Presets that need a fitting model are tried on the shapes of their data, which need not be here."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from polyfed.config import parse
+from polyfed.config_text import find
+from polyfed.data.catalogue import KNOWN
+from polyfed.federation import assign_models
+from polyfed.models.decoders import transposed_decoder
+from polyfed.models.slicing import skeleton
+
+FEDVTC = {"fedvtc-digits": 8, "fedvtc-fashion-mnist": 28, "fedvtc-cifar10": 32, "fedvtc-tiny-imagenet": 64}
+
+
+@pytest.mark.parametrize(("preset", "side"), FEDVTC.items())
+def test_decoders_and_models_fit_the_images(preset: str, side: int) -> None:
+    config = parse(find(preset))
+    shape, classes = KNOWN[config.data.dataset].shape, KNOWN[config.data.dataset].classes
+    assert shape[1:] == (side, side)
+    features = math.prod(config.models.feature_map or ())
+    decoder = transposed_decoder(features, shape, config.method["decoder"], config.method["decoder_norm"])
+    assert decoder(torch.zeros(2, features)).shape == (2, *shape)
+    for spec in set(assign_models(config)):
+        assert skeleton(spec, shape=shape, classes=classes).feature_dim == features
