@@ -86,7 +86,7 @@ def test_every_exception_is_still_needed() -> None:
 
 
 # Longer than others: a round of five phases, which belongs into one file like every other method.
-LONG = {"methods/dffke.py": 480}
+LONG = {"methods/dffke.py": 490}
 
 # no code from data, no global draws
 

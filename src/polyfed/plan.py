@@ -27,6 +27,7 @@ from polyfed.guards.settings import Schedule, resolve
 from polyfed.models import ModelSpec, SplitModel, build
 from polyfed.models.slicing import Family, skeleton
 from polyfed.runs.folder import RunFolder
+from polyfed.runs.secret import derived
 from polyfed.training import Samples, TrainSettings
 
 
@@ -99,7 +100,9 @@ class Plan(ABC):
         turns = Counter(name for number in range(1, self.config.rounds + 1) for name in self.selected(number))
         tries = self.config.failures.repeats + 1 if self.config.failures.on_too_few == "repeat" else 1
         schedule = Schedule(max(turns.values()), tries)
-        return PrivacyGuard(resolve(self.config.privacy, self.method, schedule, self.multipliers), self.secret)
+        # a secret for this run: no two runs of a site share noise
+        secret = derived(self.secret, "noise", self.config.run_name, self.config.hash())
+        return PrivacyGuard(resolve(self.config.privacy, self.method, schedule, self.multipliers), secret)
 
     @cached_property
     def recorded(self) -> frozenset[str]:
@@ -215,4 +218,14 @@ class Plan(ABC):
         if self.filter is not None:
             self.filter.check(server)
         _ = self.guard, self.recorded  # names that are no field's or no client's
+        for look in ("cka", "features") if self.config.privacy else ():
+            if getattr(self.config.evaluate, look):
+                raise InputError(
+                    f"evaluate.{look} is true beside privacy, but what it looks at leaves clients without noise; set "
+                    "it to false, or leave privacy out"
+                )
+        if self.method.public_dataset() == self.config.data.dataset:
+            raise InputError(
+                f"method.public is '{self.config.data.dataset}', which is the clients' own data; name another dataset"
+            )
         self.method.init(server)  # an auxiliary model that does not exist or does not fit, for one

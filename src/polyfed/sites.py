@@ -37,6 +37,10 @@ from polyfed.training import Samples
 SITES = "sites"  # the dataset's name in a config where every site brings its own
 
 
+# what no offer goes beyond: numbers in a model or samples, features, and letters of a text or tensors of a model
+MOST, WIDEST, LONGEST = 10**11, 10**6, 10_000
+
+
 @dataclass(frozen=True)
 class Offer:
     """What a site tells the coordinator before the first round: its model's shapes and its amounts, no data."""
@@ -64,11 +68,20 @@ class Offer:
                 if not isinstance(facts[word], str):
                     raise TypeError(word)
             for number in ("features", "classes", "samples", "position"):
-                if type(facts[number]) is not int or facts[number] < 0:
+                if type(facts[number]) is not int or not 0 <= facts[number] <= MOST:
                     raise TypeError(number)
             amounts = {str(label): int(count) for label, count in entries["train"].items()}
-            return cls(Profile(**facts), str(entries["source"]), amounts)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if len(amounts) > facts["classes"] or not all(0 <= count <= MOST for count in amounts.values()):
+                raise ValueError("train")
+            profile = Profile(**facts)
+            if not 0 < profile.size <= MOST or len(profile.model) > LONGEST or profile.features > WIDEST:
+                raise ValueError("a model of absurd size")
+            if any(extent < 0 for _, extents, _ in (*profile.model, *profile.head) for extent in extents):
+                raise ValueError("an extent below 0")
+            if max(len(text) for text in (profile.architecture, profile.spec, str(entries["source"]))) > LONGEST:
+                raise ValueError("a text that is too long")
+            return cls(profile, str(entries["source"]), amounts)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise InputError(
                 f"what a site tells of itself is not readable: {type(error).__name__}: {error}"
             ) from None
@@ -106,6 +119,20 @@ def agreed(config: Config) -> tuple[tuple[int, int, int], tuple[str, ...]]:
     if len(set(class_names)) != len(class_names):
         raise InputError("data.class_names has a name twice")
     return (shape[0], shape[1], shape[2]), tuple(class_names)
+
+
+def check_offer(config: Config, offer: Offer) -> None:
+    """Refuse an offer that does not go with the config, or whose model is not the one that its spec makes."""
+    shape, class_names = agreed(config)
+    profile = offer.profile
+    if profile.classes != len(class_names):
+        raise InputError(f"it has a model for {profile.classes} classes; all agreed on {len(class_names)}")
+    if profile.spec:
+        spec = ModelSpec.of(profile.spec)
+        with torch.device("meta"):  # nothing is allocated, however large it says it is
+            made = build(spec, shape=shape, classes=len(class_names))
+        if layout(made) != profile.model or layout(made.head) != profile.head or made.feature_dim != profile.features:
+            raise InputError(f"what it tells of its model is not what '{spec.label}' is")
 
 
 class RemoteFederation(_Agreed):
@@ -247,11 +274,14 @@ def _part(split: Split, chosen: np.ndarray[Any, Any]) -> Samples:
 OWN = "own-"  # registered names of models from files
 
 
-def site(config: Config, name: str, data: Path, model: str) -> SiteFederation:
-    """A site from a folder with data, and a model of the zoo or a Python file with a function `build`."""
+def site(config: Config, name: str, data: Path, model: str, cache: Path | None = None) -> SiteFederation:
+    """A site from a folder with data, and a model of the zoo or a Python file with a function `build`.
+
+    `cache` is where decoded data are kept: a folder that is the owner's alone, for data that are.
+    """
     shape, class_names = agreed(config)
     spec = own_model(Path(model)) if model.endswith(".py") else ModelSpec.of(model)
-    made = SiteFederation(config, name, load_own(data, shape=shape, class_names=class_names), spec)
+    made = SiteFederation(config, name, load_own(data, shape=shape, class_names=class_names, cache=cache), spec)
     build(spec, shape=shape, classes=len(class_names))  # what does not fit is said before anybody is called
     return made
 

@@ -34,7 +34,7 @@ class Embedding(Method):
         cohort.call(self.tell)
         cohort.call(self.go_on)
 
-    @step(up={"embeddings": Tensors(("samples", "features")), "weights": Weights()})
+    @step(up={"embeddings": Tensors(("samples", "features"), by_sample=True), "weights": Weights()})
     def tell(self, client: Client, msg: Payload) -> Reply:
         client.fit()
         with torch.no_grad():
@@ -122,7 +122,7 @@ def test_class_means_on_the_command_line(
         (
             "open",
             ["--field", "weights"],
-            "the attack needs rows as wide as its model's features (64) or outputs (10)",
+            "field 'weights' has no rows of the client's samples or their class means",
         ),
         ("weights", [], "client 1 sent model, samples; the attack needs rows"),
     ],

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import pytest
 import torch
 
 from polyfed.core import Client, Cohort, Method, Payload, Reply, Scalar, Sends, Server, Weights, register, step
 from polyfed.core.client import weights_of
+from polyfed.core.codec import encode
+from polyfed.core.engine import Call, Task
+from polyfed.core.host import Host
+from polyfed.runs.store import FolderStore
 from polyfed.testing.lab import Lab
 
 
@@ -66,3 +71,32 @@ class Mood(Method):
 def test_a_step_always_finds_its_model_in_the_same_mode() -> None:
     with Lab(Mood, {}) as lab:
         assert len({lab.run().hash, lab.run(evaluate=True).hash, lab.run(memory=1, evaluate=True).hash}) == 1
+
+
+def _host(lab: Lab) -> Host:
+    return Host(lab.federation(lab.config()), FolderStore(lab.new_folder()), 1 << 30, 1 << 30)
+
+
+def test_a_call_number_that_is_used_again_brings_its_own_message() -> None:
+    """A coordinator that was restarted from a checkpoint counts its calls from there."""
+    call, task = Call(5, 1, ("keep",), ("keep",)), Task("0", 0)
+    with Lab(Hoard, {}) as lab:
+        federation = lab.federation(lab.config())
+        weights = weights_of(federation.common_model(federation.specs[0].text))
+        messages = [encode({"model": {n: w + k for n, w in weights.items()}}).data for k in (0, 1)]
+        host = _host(lab)
+        one, other = (host.handle(call, task, message) for message in messages)
+        alone = _host(lab).handle(call, task, messages[1])
+    assert one.failure is None and one.digest != other.digest == alone.digest
+
+
+@pytest.mark.parametrize("measures", [("personal", "features"), ("features", "personal"), ("secrets",)])
+def test_only_known_measures_are_taken_and_a_look_only_alone(measures: tuple[str, ...]) -> None:
+    with Lab(Mood, {}) as lab:
+        host, task = _host(lab), Task("0", 0)
+        refused = host.handle(Call(-1, 1, measures=measures), task, b"").failure
+        assert refused is not None and refused.kind == "refused"
+        unknown = next(name for name in measures if name != "personal")
+        assert refused.message.startswith(f"measure '{unknown}' cannot be taken here")
+        assert host.handle(Call(-2, 1, measures=("features",)), task, b"").failure is None
+        assert host.handle(Call(-3, 1, measures=("personal", "global")), task, b"").failure is None

@@ -25,12 +25,23 @@ SETTING: dict[str, Any] = {
     "evaluate": {"every": 10},
     "engine": {"name": "serial"},
 }
-# five kinds of method: of weights, of class means, of several steps, with a generator, and with sub-models
+# five kinds of method: of weights, of class means, of several steps, with decoders and public data, with sub-models
 METHODS: dict[str, dict[str, Any]] = {
     "lg-fedavg": {"method": {"name": "lg-fedavg"}},
     "fedproto": {"method": {"name": "fedproto"}},
     "fedl2g": {"method": {"name": "fedl2g"}},
-    "fedgen": {"method": {"name": "fedgen"}},
+    "dffke": {
+        "method": {
+            "name": "dffke",
+            "width": 16,
+            "decoder_channels": 8,
+            "docking_steps": 5,
+            "least_steps": 8,
+            "max_local_epochs": 2,
+            "decoder_epochs": 1,
+            "exchange_epochs": 1,
+        }
+    },
     "scaffold": {
         "method": {"name": "scaffold"},
         "splitting": "stage",
@@ -47,6 +58,7 @@ class DirectLink:
         self.sites = dict(sites)
         self.away: set[str] = set()  # offline
         self.silent: set[str] = set()  # online, and does not answer
+        self.doubted: list[str] = []
         self.spoil: dict[str, Any] = {}
         self.sent: list[tuple[str, Parcel]] = []
         self._letters: dict[str, tuple[str, Parcel]] = {}
@@ -70,6 +82,9 @@ class DirectLink:
                 reply = self.sites[name].handle(unpacked(packed(parcel)))
                 found[letter] = self.spoil.get(name, lambda parcel: parcel)(reply)
         return found
+
+    def doubt(self, name: str) -> None:
+        self.doubted.append(name)
 
 
 def hello(link: DirectLink, config: Config) -> dict[str, dict[str, Any]]:

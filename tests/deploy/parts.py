@@ -16,7 +16,7 @@ from flwr.app import Message, RecordDict
 from polyfed.deploy import pinning
 from polyfed.deploy.control import Control
 from polyfed.deploy.environment import Child, free_port, listens, program, quiet
-from polyfed.deploy.keys import Authority, new_authority
+from polyfed.deploy.keys import Authority, internal_authority, new_authority
 
 SUPERLINK = ("flwr.superlink.cli.flower_superlink", "flower_superlink")
 SUPERNODE = ("flwr.supernode.cli.flower_supernode", "flower_supernode")
@@ -79,6 +79,9 @@ def supernode(folder: Path, server: str, ca: Path, key: Path, port: int, secret:
     command = [*program(*SUPERNODE), "--superlink", server, "--root-certificates", str(ca)]
     command += ["--auth-supernode-private-key", str(key), "--host", "127.0.0.1", "--port", str(port)]
     command += ["--isolation", "process", "--superexec-auth-secret-file", str(secret)]
+    inside = internal_authority(folder / "inside")
+    command += ["--ssl-certfile", str(inside.server_certificate), "--ssl-keyfile", str(inside.server_key)]
+    command += ["--ssl-ca-certfile", str(inside.certificate)]
     return Child("SuperNode", command, folder / "supernode.log", quiet(folder / "flower"))
 
 
@@ -90,7 +93,7 @@ def site(folder: Path, server: str, ca: Path, key: Path, handle: Callable[[Messa
     taken = pinning.new_secret(secret)
     one = Site(supernode(folder, server, ca, key, port, secret))
     stop = threading.Event()
-    taker = pinning.Taker(f"127.0.0.1:{port}", taken, handle, one.refusals.append)
+    taker = pinning.Taker(f"127.0.0.1:{port}", taken, handle, one.refusals.append, folder / "inside" / "ca.crt")
     thread = threading.Thread(target=taker.run, args=(stop,))
     thread.start()
     try:

@@ -31,7 +31,8 @@ from polyfed.core.tables import ClassTable
 from polyfed.deploy.conducting import plan_of
 from polyfed.deploy.letters import from_message, to_record
 from polyfed.deploy.node import own, rehearsal
-from polyfed.deploy.site import packed, public, received, unpacked
+from polyfed.deploy.site import Site, packed, public, received, unpacked
+from polyfed.engines import wire
 from polyfed.engines.flower import FlowerEngine, Parcel
 from polyfed.errors import InputError, RunError
 
@@ -67,7 +68,7 @@ def test_three_sites_with_data_and_models_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(OWN_MODEL)
     models = {"ana": str(tmp_path / "model.py"), "ben": "tiny-cnn", "cleo": "tiny-mlp"}
     brings = {
-        name: own(name, own_data(tmp_path / "data" / name, k), model)
+        name: own(name, own_data(tmp_path / "data" / name, k), model, tmp_path / name)
         for k, (name, model) in enumerate(models.items())
     }
     result = run_over(sites(tmp_path, brings), OWN_SETTING, tmp_path / "run")
@@ -144,7 +145,7 @@ def test_a_repeated_message_brings_the_same_bytes_and_trains_once(tmp_path: Path
     events = [
         json.loads(line)["event"] for line in (tmp_path / "ana" / RUN / "events.jsonl").read_text().splitlines()
     ]
-    assert events.count("left") == 1
+    assert events.count("left") == 2  # hello, and the reply to the call
     assert events.count("repeated") == 1
 
 
@@ -203,6 +204,7 @@ def test_the_record_of_a_site_tells_what_left_it(tmp_path: Path) -> None:
                 assert event["client"] == name
                 for field, size in event["fields"].items():
                     left[field] = left.get(field, 0) + size
+    assert left.pop("offer") > 0 and left.pop("loss") == 2 * 2 * 24  # sites and rounds
     assert left == result["bytes"]["by_field"]["up"]
 
 
@@ -217,6 +219,69 @@ def test_words_of_a_step_that_fails_stay_at_the_site(tmp_path: Path) -> None:
     assert refused.failure.detail == ""
     events = [json.loads(line) for line in (tmp_path / "ana" / RUN / "events.jsonl").read_text().splitlines()]
     assert "Traceback" in events[-1]["detail"]
+
+
+def test_a_look_beside_an_evaluation_needs_both_to_be_allowed(tmp_path: Path) -> None:
+    link = rehearsing(tmp_path, allow=["features"])
+    hello(link, parse(SETTING))
+    for measures in (("personal", "features"), ("features", "personal"), ("personal",)):
+        (answer,) = called(link, Call(-1, 1, measures=measures), [Task("ana", 0)])
+        assert "does not give away 'evaluation'" in answer.failure.message
+
+
+def test_no_names_of_folders_leave_a_site(tmp_path: Path) -> None:
+    missing = tmp_path / "secret project" / "pictures"
+    bring = own("ana", missing, "tiny-cnn", tmp_path / "state")
+    ana = Site("ana", tmp_path / "state", bring, places=[missing])
+    head = ana.handle(Parcel({"do": "hello", "run": RUN, "config": parse(OWN_SETTING).to_dict()})).head
+    assert head["refused"] == "there is no folder 'a folder of this site' with data"
+    link = rehearsing(tmp_path)
+    hello(link, parse(SETTING))
+    (answer,) = called(link, TRAIN, [Task("ana", 7)])
+    assert answer.failure.kind == "unavailable" and link.doubted == ["ana"]
+    assert "/" not in answer.failure.message
+
+
+def test_a_run_goes_on_with_the_data_it_began_with(tmp_path: Path) -> None:
+    """The same model and as many samples of each class, but other pictures."""
+    greeting = Parcel({"do": "hello", "run": RUN, "config": parse(OWN_SETTING).to_dict()})
+
+    def ana(data: str, seed: int) -> Site:
+        return Site(
+            "ana", tmp_path / "ana", own("ana", own_data(tmp_path / data, seed), "tiny-mlp", tmp_path / "ana")
+        )
+
+    assert "offer" in ana("one", 1).handle(greeting).head
+    assert "offer" in ana("one", 1).handle(greeting).head
+    assert "other data than it began run-1 with" in ana("two", 2).handle(greeting).head["refused"]
+
+
+@pytest.mark.parametrize(
+    ("where", "entry"),
+    [
+        ("task", {"base": "1/../../x"}),
+        ("task", {"discard": ["../x"]}),
+        ("call", {"number": "x"}),
+        ("call", {"round": 1.5}),
+        ("call", {"steps": [], "measures": []}),
+    ],
+)
+def test_a_call_has_numbers_and_names(where: str, entry: dict[str, Any], tmp_path: Path) -> None:
+    parts = {"call": wire.call_to_json(TRAIN), "task": wire.task_to_json(Task("ana", 0))}
+    parts[where] = {**parts[where], **entry}
+    reply = rehearsing(tmp_path).sites["ana"].handle(Parcel({"do": "call", "run": RUN, **parts}))
+    assert "malformed" in reply.head["refused"]
+
+
+def test_a_site_has_limits_of_its_own(tmp_path: Path) -> None:
+    site = Site("ana", tmp_path / "ana", rehearsal("ana"), limit=100)
+    link = DirectLink({"ana": site})
+    hello(link, parse(SETTING))
+    (answer,) = called(link, TRAIN, [Task("ana", 0)])
+    assert answer.failure.kind == "refused" and "100" in answer.failure.message
+    large = {**OWN_SETTING, "data": {**OWN_SETTING["data"], "shape": [1, 60000, 60000]}}
+    with pytest.raises(InputError, match="a site makes no pictures"):
+        received(parse(large).to_dict())
 
 
 def test_a_folder_of_a_site_is_nobody_elses(tmp_path: Path) -> None:
@@ -264,7 +329,8 @@ def test_a_message_that_is_none_is_refused_in_a_sentence(head: dict[str, Any], s
 
 def test_own_data_and_rehearsals_do_not_mix(tmp_path: Path) -> None:
     rehearses = rehearsing(tmp_path).sites["ana"]
-    brings = sites(tmp_path / "own", {"ana": own("ana", own_data(tmp_path / "data", 0), "tiny-cnn")}).sites["ana"]
+    bring = own("ana", own_data(tmp_path / "data", 0), "tiny-cnn", tmp_path / "own")
+    brings = sites(tmp_path / "own", {"ana": bring}).sites["ana"]
     for site, settings_, says in ((rehearses, OWN_SETTING, "rehearses"), (brings, SETTING, "data of its own")):
         head = site.handle(Parcel({"do": "hello", "run": RUN, "config": parse(settings_).to_dict()})).head
         assert says in head["refused"]

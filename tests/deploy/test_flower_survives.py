@@ -77,7 +77,7 @@ def test_who_is_killed_comes_back_and_nothing_is_lost_or_counted_twice(tmp_path:
             self.calls += 1
             return super().online() - ({"ben"} if self.calls == killed_in else set())
 
-    brings = {name: own(name, data[name], model) for name, model in models.items()}
+    brings = {name: own(name, data[name], model, tmp_path / "direct" / name) for name, model in models.items()}
     expected = run_over(WithoutBen(sites(tmp_path / "direct", brings).sites), SETTING, tmp_path / "expected")
     assert result["state_hash"] == expected["state_hash"]
     assert result["bytes"]["up_by_round"] == expected["bytes"]["up_by_round"]

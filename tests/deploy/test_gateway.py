@@ -374,12 +374,6 @@ def test_without_keys_sites_register_themselves_and_still_nothing_else(tmp_path:
     assert behind.paths == ["/v1/fleet/register-node"]
 
 
-def test_silent_connections_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway, "FIRST_REQUEST_SECONDS", 0.2)
-    with opened(tmp_path) as door, door.connect() as line:
-        assert line.recv(1) == b""
-
-
 def test_too_many_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateway, "MOST_CONNECTIONS", 2)
     with opened(tmp_path) as door, door.connect(), door.connect():

@@ -77,12 +77,13 @@ def test_others_on_the_machine_cannot_take_tasks(tmp_path: Path) -> None:
     key, ca = keys.new_node_key(tmp_path, "north").private, keys.new_authority(tmp_path, []).certificate
     secret, port = pinning.new_secret(tmp_path / "secret"), free_port()
     child = parts.supernode(tmp_path, "127.0.0.1:9", ca, key, port, tmp_path / "secret")
+    inside = (tmp_path / "inside" / "ca.crt").read_bytes()
 
     def status(with_secret: bytes | None) -> int:
         sent: list[ProtobufClientInterceptor] = [RuntimeVersionHttpInterceptor(component_name="test")]
         if with_secret is not None:
             sent.append(SuperExecAuthHttpInterceptor(master_secret=with_secret, protected_methods={pinning.ACQUIRE}))
-        client = RuntimeHttpClient.from_server_address(f"127.0.0.1:{port}", True, None, sent)
+        client = RuntimeHttpClient.from_server_address(f"127.0.0.1:{port}", False, inside, sent)
         try:
             with client:
                 client.AcquireTask(AcquireTaskRequest(supported_task_types=pinning.TASKS))

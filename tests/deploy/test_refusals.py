@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import datetime
+import time
+import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from flwr.app import Message, RecordDict
-from tests.deploy import parts
+from tests.deploy import parts, running
 from tests.deploy.parts import until
 
 from polyfed.cli.app import main
-from polyfed.deploy import keys, registry
+from polyfed.deploy import gateway, keys, registry
 from polyfed.deploy.bundle import bundle
 from polyfed.deploy.control import Control
 from polyfed.deploy.environment import Child, free_port
@@ -214,6 +216,61 @@ def test_a_coordinator_without_tls(tmp_path: Path, door: Door) -> None:
 def test_a_site_without_tls(tmp_path: Path, door: Door) -> None:
     with pytest.raises(RunError, match="speaks TLS; leave out --insecure and give --ca and --key"):
         check_server(door(keys.new_authority(tmp_path, [])), None)
+
+
+@pytest.mark.parametrize(
+    ("off", "says"), [(400.0, "400 seconds behind that of"), (-20.0, "20 seconds ahead of that")]
+)
+def test_clocks_that_flower_would_refuse(
+    off: float, says: str, tmp_path: Path, door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority, made = keys.new_authority(tmp_path, []), keys.new_node_key(tmp_path, "north")
+    Registry(tmp_path).admit("north", keys.read_public_key(made.public))
+    server = door(authority)
+    assert standing(server, authority.certificate, made.private) == "north"
+    monkeypatch.setattr(
+        gateway, "time", types.SimpleNamespace(time=lambda: time.time() + off, monotonic=time.monotonic)
+    )
+    with pytest.raises(RunError, match=says):
+        standing(server, authority.certificate, made.private)
+
+
+def joined(folder: Path, server: str, *known: str) -> str:
+    """What `polyfed join` says as a process of its own, which ends by itself."""
+    site = running.start(
+        folder / "join.log", "join", "--server", server, *known, "--rehearsal", "--state", str(folder / "state")
+    )
+    assert site.popen.wait(120) != 0
+    assert not (folder / "state" / "supernode.log").exists()  # nothing of Flower was started
+    return site.said()
+
+
+def test_join_ends_with_the_reason(tmp_path: Path, door: Door) -> None:
+    """Another authority, an expired certificate, no TLS on either side, and a key that nobody knows."""
+    good, other = keys.new_authority(tmp_path / "good", []), keys.new_authority(tmp_path / "other", [])
+    old = keys.new_authority(tmp_path / "old", [], days=30, now=LONG_AGO)
+    key = ("--key", str(keys.new_node_key(tmp_path, "north").private), "--ca")
+    bare = ("--insecure", "--name", "north")
+    tries: list[tuple[str, str, tuple[str, ...]]] = [
+        ("is not signed by the authority in", door(good), (*key, str(other.certificate))),
+        ("has expired", door(old), (*key, str(old.certificate))),
+        ("does not speak TLS", door(None), (*key, str(good.certificate))),
+        (UNKNOWN, door(good), (*key, str(good.certificate))),
+        ("speaks TLS; leave out --insecure", door(good), bare),
+    ]
+    for sentence, server, known in tries:
+        assert sentence in joined(tmp_path, server, *known)
+        (tmp_path / "join.log").unlink()
+
+
+def test_join_without_tls_says_so_in_every_line(tmp_path: Path) -> None:
+    """It waits for a coordinator that never comes, and is told to end."""
+    where = ("--server", f"127.0.0.1:{free_port()}", "--insecure", "--name", "north", "--rehearsal")
+    site = running.start(tmp_path / "join.log", "join", *where, "--state", str(tmp_path / "state"))
+    with running.ending(site):
+        running.until(lambda: "waiting for it" in site.said(), "a line", site.said)
+    lines = site.said().splitlines()
+    assert lines[0].startswith("INSECURE (no TLS, no keys): no coordinator answers")
 
 
 def test_nobody_there(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 from polyfed.cli.app import main
 from polyfed.cli.commands import app
 from polyfed.deploy import keys, registry
+from polyfed.deploy.passing import names_in
 from polyfed.deploy.registry import Registry
 from polyfed.errors import InputError, StateError
 
@@ -40,6 +42,37 @@ def test_from_unknown_to_revoked(tmp_path: Path, public: list[keys.PublicKey]) -
     sites.admit("south", public[2])
     assert sites.standing(public[2].encoded) == ("admitted", "south")
     assert sites.standing(public[0].encoded) == ("revoked", "south")
+
+
+def test_a_revoked_key_in_another_form_stays_revoked(tmp_path: Path) -> None:
+    file = keys.new_node_key(tmp_path, "north").public
+    sites = Registry(tmp_path)
+    sites.admit("north", keys.read_public_key(file))
+    sites.revoke("north")
+    kind, text, *_ = file.read_text().split()
+    for other in (f"{kind} {text}=", f"{kind}   {text} somebody else", f"{kind} {text.rstrip('=')}===="):
+        file.write_text(other)
+        with pytest.raises(InputError):
+            sites.admit("south", keys.read_public_key(file))
+    # and a list in which it stands twice, as somebody may have written it by hand
+    (entry,) = json.loads(sites.file.read_text())["sites"]
+    sites.file.write_text(json.dumps({"sites": [entry, {**entry, "name": "south", "revoked": False}]}))
+    key = keys.public_key(entry["key"])
+    assert sites.standing(key.encoded)[0] == "revoked" and sites.sites() == {}
+
+
+def test_changes_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
+    made = {f"s{n}": keys.read_public_key(keys.new_node_key(tmp_path, f"s{n}").public) for n in range(6)}
+    sites = Registry(tmp_path)
+    sites.admit("old", keys.read_public_key(keys.new_node_key(tmp_path, "old").public))
+    changes = [threading.Thread(target=Registry(tmp_path).admit, args=one) for one in made.items()]
+    changes.append(threading.Thread(target=Registry(tmp_path).revoke, args=("old",)))
+    for change in changes:
+        change.start()
+    for change in changes:
+        change.join()
+    assert list(sites.sites()) == sorted(made)
+    assert [entry.name for entry in sites.entries() if entry.revoked] == ["old"]
 
 
 def test_names_and_keys_are_taken_once(tmp_path: Path, public: list[keys.PublicKey]) -> None:
@@ -125,7 +158,10 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     run = CliRunner()
     assert run.invoke(app, ["keys", "new", "authority", "--host", "192.0.2.7"]).exit_code == 0
     assert run.invoke(app, ["keys", "new", "site", "north"]).exit_code == 0
-    assert run.invoke(app, ["keys", "new", "certificate", "--host", "192.0.2.8"]).exit_code == 0
+    # a renewed certificate is for the hosts of the old one, unless others are given
+    assert "192.0.2.7" in run.invoke(app, ["keys", "new", "certificate"]).output
+    assert "192.0.2.7" not in run.invoke(app, ["keys", "new", "certificate", "--host", "192.0.2.8"]).output
+    assert names_in(tmp_path / "coordinator" / "server.crt") == {"192.0.2.8", "127.0.0.1", "::1", "localhost"}
     assert "No site is admitted" in run.invoke(app, ["sites"]).output
     assert run.invoke(app, ["sites", "admit", "north", "north.pub"]).exit_code == 0
     assert "admitted" in run.invoke(app, ["sites"]).output

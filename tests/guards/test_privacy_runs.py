@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyfed.cli.app import main
 from polyfed.config import Config
@@ -27,6 +28,7 @@ from polyfed.core import (
     Tensors,
     Weights,
     register,
+    rng,
     step,
 )
 from polyfed.core.client import weights_of
@@ -35,8 +37,10 @@ from polyfed.errors import InputError, PolyfedError
 from polyfed.federation import Federation
 from polyfed.guards import account
 from polyfed.guards.clipping import clip_rows
+from polyfed.guards.measured import measured_sensitivity
 from polyfed.runs.folder import RunFolder
 from polyfed.testing.lab import Lab
+from polyfed.training.samples import as_floats
 
 
 @register("toy-telling")
@@ -55,8 +59,8 @@ class Telling(Method):
     @step(
         down={"model": Weights()},
         up={
-            "embeddings": Tensors(("samples", "features")),
-            "means": Table("features", counts=True),
+            "embeddings": Tensors(("samples", "features"), by_sample=True),
+            "means": Table("features", counts=True, by_sample=True),
             "model": Weights(),
             "samples": Scalar(),
         },
@@ -183,7 +187,10 @@ def test_inspect_says_what_is_protected(
     shown = " ".join(capsys.readouterr().out.split())
     assert "clipped to norm 0.5 and noise of 1.5 times the sensitivity" in shown
     assert "Not protected: samples." in shown and "all protected fields together: epsilon" in shown
-    assert "'model' alone: epsilon" in shown and "for any change of the client's data." in shown
+    assert (
+        "'model' alone: epsilon" in shown
+        and "for any change of the client's data that leaves as it is: how many batches" in shown
+    )
     assert "which classes have a row, and how many samples are behind it" in shown
 
 
@@ -257,7 +264,10 @@ def test_means_of_clipped_samples(lab: Lab) -> None:
 def test_min_count_is_refused_where_samples_were_not_clipped() -> None:
     from polyfed.methods.fedproto import FedProto
 
-    with Lab(FedProto, {"collect": "online"}) as other, pytest.raises(PolyfedError, match="leave min_count out"):
+    with (
+        Lab(FedProto, {"collect": "online"}) as other,
+        pytest.raises(PolyfedError, match="min_count is for class means"),
+    ):
         other.experiment(other.settings(privacy={"prototypes": {"clip": 1.0, "noise": 1.0, "min_count": 2}}))
 
 
@@ -277,10 +287,41 @@ def test_measured_sensitivity_is_labelled_as_no_guarantee(lab: Lab, capsys: pyte
     assert privacy["no_guarantee"] == ["embeddings"] and privacy["fields"]["embeddings"]["epsilon"] is None
     assert all(spent["epsilon"] is None for spent in privacy["clients"].values())
     noise = decode(frames(folder, "0")[0]).tensor("embeddings") - clean(lab, "0")
-    assert 0 < float(noise.std()) < 4.84 * 2 * float(clean(lab, "0").norm(dim=1).max())
+    own = victim(lab, "0")
+    own.round = 1
+    deviation = 4.8448 * measured_sensitivity(own, "embeddings", noise.shape[1], "tell")  # sqrt(2 ln(1.25e5))
+    assert abs(float(noise.std()) / deviation - 1) < 4 / (2 * noise.numel()) ** 0.5
     assert main(["inspect", str(folder.path)]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "no guarantee" in shown and "(a heuristic), not bounded" in shown and "Privacy spent" not in shown
+
+
+def test_the_measured_sensitivity_of_a_sum_of_pixels(lab: Lab) -> None:
+    """By hand: a feature that is 3 times the sum of all pixels moves by 3 |new - old| when one pixel changes."""
+    own = lab.federation(lab.config()).make("0")
+
+    class Sum(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            total = 3 * x.sum((1, 2, 3))[:, None]
+            return total.expand(-1, own.profile.features) / math.sqrt(own.profile.features)
+
+    own.model.backbone = Sum()
+    own.train = replace(own.train, images=torch.zeros_like(own.train.images))
+    black = as_floats(own.train.images[:1]).min()
+    drawn = rng.generator(own.seed, "sensitivity", "embeddings", own.name, own.round, "tell")
+    (x, _), *rest = own.clean_pass()
+    assert not rest
+    for extent in x.shape[2:]:
+        torch.randint(extent, (len(x),), generator=drawn)  # where the pixel is
+    farthest = 3 * float((torch.rand(len(x), 1, generator=drawn) - black).abs().max())
+    found = measured_sensitivity(own, "embeddings", own.profile.features, "tell")
+    assert found == pytest.approx(farthest, rel=1e-4)
+
+
+def test_looks_at_models_are_refused_beside_privacy(lab: Lab) -> None:
+    for look in ("cka", "features"):
+        with pytest.raises(InputError, match=f"evaluate.{look} is true beside privacy"):
+            lab.experiment(lab.settings(privacy=ASKED, evaluate={look: True}))
 
 
 def test_wrong_names_are_refused_before_anything_is_written(lab: Lab) -> None:
@@ -302,11 +343,13 @@ def test_a_secret_changes_the_noise_and_another_value_gets_another(lab: Lab) -> 
     value = torch.full((2, 64), 0.01)
 
     def noise(of: PrivacyGuard, x: Tensor) -> Tensor:
-        made, counts = of.protect(client, call, {"embeddings": x}, nothing, {})
-        assert counts == {"embeddings": 1}
+        made, released = of.protect(client, call, {"embeddings": x}, nothing, {})
+        assert list(released) == ["embeddings"] and len(released["embeddings"]) == 1
         return Payload(made).tensor("embeddings") - x
 
     first = noise(guard, value)
     assert torch.equal(first, noise(guard, value))
-    for other in (noise(replace(guard, secret="mine"), value), noise(guard, value * 1.0001)):
+    more = replace(guard, protections=(replace(guard.protections[0], multiplier=3.0),))
+    scaled = noise(more, value) / 2  # of the same deviation as the first
+    for other in (noise(replace(guard, secret="mine"), value), noise(guard, value * 1.0001), scaled):
         assert float((first - other).abs().max()) > 0.1

@@ -6,13 +6,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.deploy.direct import OWN_MODEL, OWN_SETTING, SETTING, own_data, run_over, sites
 
 from polyfed import api
 from polyfed.cli.app import main
-from polyfed.core.codec import decode
+from polyfed.config import parse
+from polyfed.core import ClassTable
+from polyfed.core.codec import decode, encode
+from polyfed.core.engine import Call, Task
+from polyfed.core.host import Host
 from polyfed.deploy.node import own, rehearsal
+from polyfed.deploy.site import packed
+from polyfed.engines.flower import Parcel
+from polyfed.guards.privacy import PrivacyGuard
 from polyfed.runs.folder import RunFolder
+from polyfed.runs.store import FolderStore
+from polyfed.sites import site
 
 ASKED: dict[str, Any] = {"prototypes": {"clip": 1.0, "epsilon": 8.0, "delta": 1e-5}}
 
@@ -36,11 +46,95 @@ def test_a_site_of_its_own_has_noise_that_the_seed_does_not_tell(tmp_path: Path)
     setting["evaluate"] = {**OWN_SETTING["evaluate"], "record_uploads": ["ana"]}
     left = []
     for turn in ("first", "second"):
-        link = sites(tmp_path / turn, {name: own(name, path, model) for name, path in data.items()})
+        where = tmp_path / turn
+        link = sites(where, {name: own(name, path, model, where / name) for name, path in data.items()})
         run_over(link, setting, tmp_path / turn / "over")
         (path,) = RunFolder(tmp_path / turn / "over").uploads("ana")
         left.append(decode(path.read_bytes()).table("prototypes").values)
     assert left[0].shape == left[1].shape and not bool((left[0] == left[1]).any())
+
+
+EPSILON: dict[str, Any] = {**OWN_SETTING, "privacy": ASKED}  # of two releases, one a round
+
+
+def own_host(folder: Path, secret: str = "s" * 64, **changed: Any) -> Host:
+    """The site ana as it runs tasks, with a state folder that outlives it."""
+    (folder / "model.py").write_text(OWN_MODEL)
+    config = parse({**EPSILON, **changed})
+    made = site(config, "ana", own_data(folder / "data", 0), str(folder / "model.py"), cache=folder / "cache")
+    made.secret = secret
+    return Host(made, FolderStore(folder / "states"), 1 << 30, 1 << 30)
+
+
+def shared(value: float = 0.0) -> bytes:
+    return encode({"prototypes": ClassTable.of({1: torch.full((64,), value)}, 64).without_counts()}).data
+
+
+def asked(number: int) -> Call:
+    return Call(number, number, ("train",), ("train",))
+
+
+def test_a_site_counts_releases_whatever_state_it_is_told_to_start_from(tmp_path: Path) -> None:
+    """The coordinator names the base; two releases were planned, so there is no third, after a restart either."""
+    host, again = own_host(tmp_path), Task("ana", 0)
+    first, second = host.handle(asked(1), again, shared()), host.handle(asked(2), again, shared())
+    assert first.failure is None and second.failure is None and first.frame != second.frame
+    for one in (host, own_host(tmp_path)):
+        refused = one.handle(asked(3), again, shared())
+        assert refused.failure is not None and "more often than was planned for its noise (2 times)" in str(refused)
+        repeated = one.handle(asked(2), again, shared())  # the same once more tells nothing new
+        assert repeated.failure is None and repeated.frame == second.frame
+
+
+def test_runs_of_a_site_share_no_noise(tmp_path: Path) -> None:
+    """With the same noise of two deviations, the value would be (s2 a - s1 b) / (s2 - s1)."""
+    found = []
+    for name, epsilon in (("a", 8.0), ("b", 4.0)):
+        (tmp_path / name).mkdir()
+        privacy = {"prototypes": {"clip": 1.0, "epsilon": epsilon}}
+        host = own_host(tmp_path / name, privacy=privacy)
+        guard = host._maker.guard
+        assert isinstance(guard, PrivacyGuard) and guard.protections[0].sigma is not None
+        left = decode(host.handle(asked(1), Task("ana", 0), shared()).frame).table("prototypes").values.double()
+        found.append((left, guard.protections[0].sigma))
+    (a, s1), (b, s2) = found
+    guess = (s2 * a - s1 * b) / (s2 - s1)
+    assert s1 < s2 and float(guess.norm(dim=1).max()) > 2.0  # clipped rows have at most norm 1
+
+
+def test_a_state_is_told_by_a_digest_that_only_its_site_can_make(tmp_path: Path) -> None:
+    told = []
+    for secret in ("", "s" * 64, "t" * 64):
+        (tmp_path / f"of-{secret[:1]}").mkdir()
+        host = own_host(tmp_path / f"of-{secret[:1]}", secret, privacy=None)
+        told.append(host.handle(asked(1), Task("ana", 0), shared()).digest)
+        plain = (tmp_path / f"of-{secret[:1]}" / "states" / "ana.1").read_bytes()[4:36].hex()
+        assert (told[-1] == plain) == (secret == "")
+    assert len(set(told)) == 3
+
+
+@pytest.mark.parametrize("privacy", [ASKED, None])
+def test_clean_rows_are_nowhere_in_what_leaves_a_site(tmp_path: Path, privacy: dict[str, Any] | None) -> None:
+    """Not in the field, and not beside it; without privacy they are found. The state's digest is in neither."""
+    (tmp_path / "model.py").write_text(OWN_MODEL)
+    data = {name: own_data(tmp_path / "data" / name, k) for k, name in enumerate(("ana", "ben", "cleo"))}
+    brings = {n: own(n, path, str(tmp_path / "model.py"), tmp_path / "sites" / n) for n, path in data.items()}
+    link, left = sites(tmp_path / "sites", brings), []
+
+    def kept(parcel: Parcel) -> Parcel:
+        left.append(packed(parcel))
+        return parcel
+
+    link.spoil = {"ana": kept}
+    setting = {**OWN_SETTING, "rounds": 1, "privacy": privacy}
+    run_over(link, setting, tmp_path / "over")
+    (state,) = (tmp_path / "sites" / "ana").glob("*/clients/ana.1")
+    client = brings["ana"](parse(setting))[0].make("ana")
+    client.load(decode(state.read_bytes()).weights("model"))
+    rows = client.class_means(client.model.features, client.profile.features).values
+    found = [row.numpy().tobytes() in parcel for row in rows for parcel in left]
+    assert len(rows) == 3 and any(found) == (privacy is None)
+    assert not any(state.read_bytes()[4:36].hex().encode() in parcel for parcel in left)
 
 
 def test_check_says_what_will_be_protected(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from polyfed.config import PrivacyConfig, parse
 from polyfed.errors import InputError
 from polyfed.guards import account
 from polyfed.guards.settings import Protection, Schedule, resolve, senders
-from polyfed.runs.secret import secret_in
+from polyfed.runs.secret import derived, secret_in
 
 
 def protection(method: str, field: str, schedule: Schedule | None = None, **asked: Any) -> Protection:
@@ -40,8 +40,13 @@ def test_rounds_that_may_be_repeated_and_a_finish_are_planned_for() -> None:
 
 def test_units_and_sensitivities() -> None:
     whole = protection("fedavg", "model")
-    assert whole.unit == "message" and whole.guarantee == "any change of the client's data"
-    assert protection("fedproto", "prototypes", unit="message").guarantee == whole.guarantee
+    assert whole.unit == "message" and whole.guarantee.startswith("any change of the client's data that leaves as it")
+    told = protection("fedproto", "prototypes", unit="message").guarantee
+    assert told.endswith("as it is: which classes have a row, and how many samples are behind it")
+    assert (
+        protection("fedvtc", "deviation").guarantee == "any change of the client's data"
+    )  # nothing leaves beside it
+    assert protection("fedvtc", "decoder").guarantee.endswith("whether the field is there")
     mean = protection("fedproto", "prototypes", clip=3.0, min_count=10)
     assert mean.sensitivity == pytest.approx(0.6) and mean.sigma == pytest.approx(0.6 * mean.multiplier)
     assert "with the client's model taken as known" in mean.guarantee
@@ -62,8 +67,16 @@ def test_what_leaves_is_known_from_the_class() -> None:
         ("fedproto", "prototype", {}, "fedproto sends no field 'prototype'; did you mean 'prototypes'"),
         ("local", "prototypes", {}, "local sends no field 'prototypes'; there is none"),
         ("fedavg", "samples", {}, "'samples' is one number; tables, tensors and weights can be protected"),
-        ("fedavg", "model", {"unit": "row"}, "privacy.model.unit is 'row', but 'model' has no rows"),
-        ("fedavg", "model", {"min_count": 2}, "privacy.model.min_count is for rows of class means"),
+        (
+            "fedavg",
+            "model",
+            {"unit": "row"},
+            "privacy.model.unit is 'row', but 'model' has no rows of which one sample touches one at most",
+        ),
+        ("fedavg", "model", {"min_count": 2}, "privacy.model.min_count is for class means protected row by row"),
+        ("fedl2g", "gradient", {"unit": "row"}, "'gradient' has no rows of which one sample touches one at most"),
+        ("fedl2g", "gradient", {"min_count": 2}, "privacy.gradient.min_count is for class means"),
+        ("dffke", "targets", {"unit": "row"}, "'targets' has no rows"),
         ("fedavg", "model", {"relative_to": "modle"}, "does not receive; did you mean 'model'"),
     ],
 )
@@ -99,7 +112,7 @@ def test_one_clip_for_all_means_of_a_step() -> None:
 
     @dataclass(frozen=True)
     class Two(Method):
-        @step(up={"a": Table("features", counts=True), "b": Table("features", counts=True)})
+        @step(up={name: Table("features", counts=True, by_sample=True) for name in ("a", "b")})
         def train(self, client: Client, msg: Payload) -> None: ...
 
     with pytest.raises(InputError, match="they need the same clip and min_count; found 1 with 2 and 2 with 2"):
@@ -110,3 +123,6 @@ def test_a_secret_is_made_once_and_only_for_its_owner(tmp_path: Any) -> None:
     made = secret_in(tmp_path / "site")
     assert len(made) == 64 and secret_in(tmp_path / "site") == made != secret_in(tmp_path / "other")
     assert (tmp_path / "site" / "privacy.secret").stat().st_mode & 0o077 == 0
+    assert [path.name for path in (tmp_path / "site").iterdir()] == ["privacy.secret"]
+    runs = {derived(made, "noise", run) for run in ("a", "b")}
+    assert len(runs | {made}) == 3 and derived("", "noise", "a") == ""

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from polyfed import catalogue, testing
+from polyfed import api, catalogue, testing
 from polyfed.core import Client, Payload, Reply
 from polyfed.core.client import copy_into, weights_of
 from polyfed.core.codec import decode
@@ -26,7 +26,7 @@ from polyfed.testing.rounds import Handmade, Outcome, play, stage
 from polyfed.testing.wrappers import Watching, with_steps_watched
 from polyfed.training import Samples, TrainSettings
 from polyfed.training.docking import Party, fit_decoder, fit_docking
-from polyfed.training.exchange import Lesson, divergence, learn
+from polyfed.training.exchange import Lesson, as_probabilities, divergence, learn
 from polyfed.training.replay import Shelf, newest, reviewed, reviewed_rows
 
 WIDTH, CHANNELS = 16, 8
@@ -480,7 +480,7 @@ def test_encoders_of_different_widths_share_one_decoder() -> None:
 
 
 def test_a_public_set_takes_the_place_of_synthetic_images() -> None:
-    outcome, watching, _ = watched({"transfer": "dataset", "public_samples": 12})
+    outcome, watching, _ = watched({"transfer": "dataset", "public": "digits", "public_samples": 12})
     assert {seen.steps for seen in watching.up} == {("warm_up", "teach"), ("exchange",), ("train",)}
     first, second = outcome.meters
     assert first.up == second.up == {"targets": FLOAT * 12 * CLASSES * 5, "epochs": 0, "accuracy": 0}
@@ -490,7 +490,7 @@ def test_a_public_set_takes_the_place_of_synthetic_images() -> None:
 
 
 def test_lessons_on_a_public_set_are_its_images(linears: Any) -> None:
-    method = DFFKE(**{**SMALL, "batch": 2, "transfer": "dataset"})
+    method = DFFKE(**{**SMALL, "batch": 2, "transfer": "dataset", "public": "digits"})
     client: Client = linears().client("0", [0, 1, 2])
     client.round, client.step = 1, "exchange"
     client.state["public"] = torch.arange(16, dtype=torch.uint8).reshape(4, 1, 1, 4)
@@ -505,7 +505,7 @@ def test_lessons_on_a_public_set_are_its_images(linears: Any) -> None:
 OPTIONS: list[dict[str, Any]] = [
     {"buffer": 1, "fke_embedding_loss": "on", "kl": "reverse", "fke_bn": "frozen"},
     {"docking_target": "soft", "decoder_init": "warm", "discrepancy": "kl", "dp_scope": "docking_only"},
-    {"transfer": "dataset", "public_samples": 20, "teachers": 2, "kl": "jeffreys"},
+    {"transfer": "dataset", "public": "digits", "public_samples": 20, "teachers": 2, "kl": "jeffreys"},
 ]
 
 
@@ -579,7 +579,8 @@ def test_exchange_teaches_classes_that_a_client_does_not_have() -> None:
         ({"teachers": 0}, r"^method.teachers is 0; at least 1 is needed$"),
         ({"buffer": -1}, r"^method.buffer is -1; at least 0 is needed$"),
         ({"lr": 0.0}, r"^method.lr is 0, which switches DFFKE off"),
-        ({"transfer": "dataset", "fke_embedding_loss": "on"}, r"no common space$"),
+        ({"transfer": "dataset", "public": "digits", "fke_embedding_loss": "on"}, r"no common space$"),
+        ({"transfer": "dataset"}, "needs method.public: the name of a dataset"),
         ({"kl": "backward"}, r"^method.kl is 'backward'"),
     ],
 )
@@ -600,3 +601,40 @@ def test_one_client_with_one_sample_takes_part(linears: Any) -> None:
     makers = linears(norm=True).several([0], [0, 1, 2, 1], [2, 2, 1])
     outcome = play(stage(Handmade(DFFKE(**SMALL), makers)), 2).whole()
     assert set(outcome.ledger.digests) == {"0", "1", "2"}
+
+
+# noise on what is exchanged
+
+
+def test_the_clients_own_dataset_is_no_public_set() -> None:
+    method = {"name": "dffke", "transfer": "dataset", "public": "digits"}
+    with pytest.raises(InputError, match=r"method\.public is 'digits', which is the clients' own data"):
+        api.run("quickstart", method=method, clients=2, rounds=1)
+
+
+def test_noised_answers_are_probabilities_again() -> None:
+    rows = torch.tensor([[0.2, 0.8], [-0.5, 0.5], [1.0, 3.0], [-1.0, -2.0]])
+    made = as_probabilities(rows)
+    assert torch.equal(made[0], rows[0])  # as it was, bit by bit
+    assert torch.allclose(made[1:], torch.tensor([[0.0, 1.0], [0.25, 0.75], [0.5, 0.5]]), atol=1e-6)
+    loss = divergence(torch.zeros(4, 2), made, "jeffreys")
+    assert bool(torch.isfinite(loss)) and float(loss) > 0
+    sure = nn.Linear(5, 3)(torch.ones(2, 5)).mul(100).softmax(1)
+    assert torch.equal(as_probabilities(sure), sure)
+
+
+@pytest.mark.parametrize("kl", ["forward", "jeffreys"])
+def test_a_run_with_noise_on_everything_that_is_exchanged(kl: str) -> None:
+    """Answers on synthetic images go as one message; the losses of the exchange stay numbers."""
+    fields = {**SMALL, "docking_target": "soft", "kl": kl}
+    noise = {name: {"clip": 1.0, "noise": 0.5} for name in ("embeddings", "outputs", "targets", "memory")}
+    with Lab(DFFKE, fields) as lab:
+        result = lab.experiment(lab.settings(SHARES[:3], privacy=noise))
+    privacy = result["privacy"]
+    assert result["failures"] == []
+    units = {name: facts["unit"] for name, facts in privacy["fields"].items()}
+    assert units == {"embeddings": "row", "outputs": "row", "targets": "message", "memory": "message"}
+    assert all(spent["releases"]["targets"] == 2 for spent in privacy["clients"].values())
+    assert all(
+        "with the client's model taken as known" in spent["holds_for"] for spent in privacy["clients"].values()
+    )

@@ -25,6 +25,7 @@ from polyfed.core.codec import announce, encode
 from polyfed.core.payload import Payload, Value
 from polyfed.core.profile import Profile, layout
 from polyfed.core.schema import Tree, check_announced
+from polyfed.core.tables import Bound as MeansBound
 from polyfed.core.tables import mean_over_clients
 from polyfed.errors import InputError, PayloadError
 from polyfed.methods.fedvtc import SHOWN, FedVTC
@@ -264,7 +265,8 @@ def test_deviations_stay_positive_when_averaged_and_negative_ones_cannot_break_t
     with Lab(FedVTC, FAST) as lab:
         outcome = lab.run(lab.config(SHARES[:2]), method=Hostile(**FAST)).whole()
     sigma = outcome.server["deviation"]
-    assert isinstance(sigma, Tensor) and bool((sigma > 0).all())
+    # by hand: (0.3 + 0) / 2, since a negative one counts as 0
+    assert isinstance(sigma, Tensor) and torch.allclose(sigma, torch.full((WIDTH,), 0.15), atol=1e-6)
 
 
 def test_equal_decoders_are_their_own_mean_in_any_order() -> None:
@@ -581,3 +583,61 @@ def test_presets_have_features_that_the_decoder_takes(preset: str) -> None:
     assert config.models.feature_map is not None
     channels, height, width = config.models.feature_map
     assert latent_map(channels * height * width, shape) == (channels, height, width)
+
+
+# privacy
+
+
+def test_a_class_below_min_count_is_not_pulled_to_0() -> None:
+    """It is not sent, so nothing comes back for it; classes of enough samples are as without privacy."""
+    made = client([0] * 4 + [1] * 2)
+    known = ClassTable.of({0: torch.ones(WIDTH)}, WIDTH).without_counts()
+    msg = Payload({"prototypes": known, "deviation": torch.ones(WIDTH)})
+    assert FedVTC(**FAST).bound(made, msg).pulled.tolist() == [True] * 4
+    made.bound = MeansBound(1.0, 3)
+    assert FedVTC(**FAST).bound(made, msg).pulled.tolist() == [True, False, False, False]
+    assert FedVTC(**FAST, skip_unknown=True).bound(made, msg).pulled.tolist() == [True, False, False, False]
+    first = Payload({"prototypes": ClassTable.empty(WIDTH).without_counts(), "deviation": torch.ones(WIDTH)})
+    assert FedVTC(**FAST).bound(made, first).pulled.tolist() == [True, False, False, False]
+
+
+def test_a_run_with_all_its_fields_protected() -> None:
+    noise: dict[str, Any] = {
+        "prototypes": {"clip": 1.0, "noise": 0.1, "min_count": 3},
+        "deviation": {"clip": 10.0, "noise": 0.1},
+        "decoder": {"clip": 10.0, "epsilon": 100.0, "releases": 1},
+    }
+    with Lab(FedVTC, FAST) as lab:
+        folder = lab.new_folder()
+        result = lab.experiment(
+            lab.settings([[6, 2, 0, 0], [0, 6, 6, 0]], privacy=noise, evaluate={"record_uploads": [0]}), folder
+        )
+    assert result["failures"] == []
+    privacy = result["privacy"]
+    assert {name: facts["unit"] for name, facts in privacy["fields"].items()} == {
+        "prototypes": "row",
+        "deviation": "message",
+        "decoder": "message",
+    }
+    assert privacy["clients"]["0"]["releases"] == {"prototypes": 2, "deviation": 2, "decoder": 1}
+    assert privacy["fields"]["decoder"]["planned_releases"] == 1
+
+
+@pytest.mark.parametrize(("steps", "taken"), [(3, 3), (None, 4)])
+def test_turns_by_batches_take_as_many_steps_as_turns_by_epochs(steps: int | None, taken: int) -> None:
+    for alternate in ("epoch", "batch"):
+        made = client([0, 1] * 16, steps=steps)  # four batches
+        FedVTC(**FAST, alternate=alternate).train(
+            made, Payload({"prototypes": ClassTable.empty(WIDTH).without_counts(), "deviation": torch.ones(WIDTH)})
+        )
+        assert sum(fit.steps for fit in made.fits if not fit.aside) == taken
+        assert sum(fit.steps for fit in made.fits if fit.aside) == taken
+
+
+def test_some_of_the_synthetic_samples_are_synthetic_samples() -> None:
+    with rng.seeded("decoder"):
+        decoder = transposed_decoder(WIDTH, IMAGE)
+    made = generated(decoder, torch.zeros(4, WIDTH), torch.arange(4), torch.ones(WIDTH), 3, stream())
+    at = torch.tensor([5, 2])
+    images, labels = next(iter(made.subset(at).batches(8)))
+    assert torch.equal(labels, made.labels[at]) and torch.allclose(images, made.made(at), atol=1e-6)

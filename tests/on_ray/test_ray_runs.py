@@ -25,6 +25,16 @@ SETTING: dict[str, Any] = {
     "data": {"dataset": "digits", "limit": 240, "partition": {"scheme": "dirichlet", "alpha": 0.5}},
     "checkpoint": {"seconds": 0},
 }
+DFFKE: dict[str, Any] = {
+    "name": "dffke",
+    "width": 16,
+    "decoder_channels": 8,
+    "docking_steps": 5,
+    "least_steps": 8,
+    "max_local_epochs": 2,
+    "decoder_epochs": 1,
+    "exchange_epochs": 1,
+}
 SCAFFOLD: dict[str, Any] = {
     "method": "scaffold",
     "models": {"group": "tiny-resnets"},
@@ -43,8 +53,10 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert one["failures"] == []
 
 
-@pytest.mark.parametrize(("method", "workers"), [("fedproto", 2), ("fedl2g", 1), ("fedgen", 1)])
-def test_ray_equals_serial(method: str, workers: int, tmp_path: Path, cluster: Any) -> None:
+@pytest.mark.parametrize(
+    ("method", "workers"), [("fedproto", 2), ("fedl2g", 1), (DFFKE, 1)], ids=["fedproto", "fedl2g", "dffke"]
+)
+def test_ray_equals_serial(method: str | dict[str, Any], workers: int, tmp_path: Path, cluster: Any) -> None:
     # with room for one live client, others' states travel; with one worker they are let go for lack of room
     ray = run(tmp_path / "ray", {"name": "ray", "workers": workers, "memory_budget": 1}, method=method)
     same(ray, run(tmp_path / "serial", {"name": "serial"}, method=method))

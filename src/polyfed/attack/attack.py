@@ -62,12 +62,17 @@ def attack(path: Path, client: str | None = None, field: str | None = None, step
     victim = federation.make(name)
     victim.seed = federation.seed
     protected = {} if federation.guard is None else {one.field: one for one in federation.guard.protections}
-    aim = targets.find(folder, victim, field, protected)
+    aim = targets.find(folder, victim, field, protected, federation.method)
     one = protected.get(aim.field)
+    clip = None if one is None or one.bound is None else one.clip  # of samples, before the mean
     stream = rng.generator(federation.seed, "attack", name, aim.field)
     rows, pictures = targets.auxiliary(victim, federation.global_test, aim.rows.shape[1], aim.groups, stream)
+    bounded = rows
+    if clip is not None:
+        again = rng.generator(federation.seed, "attack", name, aim.field)
+        bounded, _ = targets.auxiliary(victim, federation.global_test, aim.rows.shape[1], aim.groups, again, clip)
 
-    def back(leak: Leak, left: Tensor) -> Tensor:
+    def back(leak: Leak, left: Tensor, rows: Tensor) -> Tensor:
         with rng.seeded(federation.seed, "attack", name, aim.field):
             decoder = Decoder(rows.shape[1], federation.shape)
         return train(decoder, rows, pictures, leak, steps, stream).pictures(left)
@@ -77,9 +82,9 @@ def attack(path: Path, client: str | None = None, field: str | None = None, step
         Seen("the class of a row alone", targets.by_class(federation.global_test, aim.labels)),
     ]
     if one is not None:
-        seen.append(Seen("without noise", back(lambda rows, _: rows, aim.clean)))
+        seen.append(Seen("without noise", back(lambda rows, _: rows, aim.clean, rows)))
     leak = _leak(one, victim, aim) if one is not None else (lambda rows, _: rows)
-    seen.append(Seen("as it left", back(leak, aim.rows)))
+    seen.append(Seen("as it left", back(leak, aim.rows, bounded)))
     facts = {
         "client": name,
         "field": aim.field,

@@ -11,10 +11,13 @@ from torch import Tensor
 
 from polyfed.core.client import Client
 from polyfed.core.codec import decode
+from polyfed.core.method import Method
 from polyfed.core.payload import Payload, Value
 from polyfed.core.tables import ClassTable
 from polyfed.errors import InputError, nearest
 from polyfed.federation import Federation
+from polyfed.guards.clipping import clip_rows
+from polyfed.guards.settings import senders
 from polyfed.runs.checkpoint import CLIENT_STATES, Checkpoints
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.store import FolderStore
@@ -36,29 +39,40 @@ class Target:
     groups: tuple[int, ...]  # from how many samples rows were made
 
 
-def find(folder: RunFolder, client: Client, field: str | None, protected: Container[str]) -> Target:
+def find(folder: RunFolder, client: Client, field: str | None, protected: Container[str], method: Method) -> Target:
     """The newest reply with rows that can be turned into pictures; InputError says what is missing."""
-    kept = folder.uploads(client.name)
+    kept = sorted(folder.uploads(client.name), key=lambda path: (path.name.split("-")[0], path.stat().st_mtime_ns))
+    of_samples = {name for name, steps in senders(method).items() if _of_samples(method, name, steps)}
     if not kept:
         raise InputError(
             f"{folder.path} kept no replies of client {client.name}; run it with "
             f"evaluate.record_uploads=[{client.name}], which keeps them as they left"
         )
+    if field is not None and field in senders(method) and field not in of_samples:
+        raise InputError(
+            f"field '{field}' has no rows of the client's samples or their class means, which the attack needs"
+            f"; {nearest(field, of_samples)}"
+        )
     seen: dict[str, None] = {}
     for path in reversed(kept):
         reply = decode(path.read_bytes())
         seen |= dict.fromkeys(reply)
-        for name in [field] if field is not None else list(reply):
+        for name in [field] if field is not None else [name for name in reply if name in of_samples]:
             if name in reply and _width(reply[name]) in (client.profile.features, client.profile.classes):
                 bare = Payload({n: value for n, value in reply.items() if n == name or n not in protected})
                 return _target(folder, client, name, int(path.name.split("-")[0]), bare)
     if field is not None and field not in seen:
         raise InputError(f"client {client.name} sent no field '{field}'; {nearest(field, seen)}")
     raise InputError(
-        f"client {client.name} sent {', '.join(seen) or 'nothing'}; the attack needs rows as wide as its model's "
-        f"features ({client.profile.features}) or outputs ({client.profile.classes})"
+        f"client {client.name} sent {', '.join(seen) or 'nothing'}; the attack needs rows of samples, as wide as its "
+        f"model's features ({client.profile.features}) or outputs ({client.profile.classes})"
         + (f", which '{field}' does not hold" if field else "")
     )
+
+
+def _of_samples(method: Method, field: str, steps: Sequence[str]) -> bool:
+    """Whether rows of a field are made of the client's samples, each of its own."""
+    return all(getattr(type(method), step).messages.up[field].has_own_rows(method) for step in steps)
 
 
 def _width(value: Value) -> int | None:
@@ -120,10 +134,20 @@ def by_class(samples: Samples, labels: Tensor) -> Tensor:
 
 
 def auxiliary(
-    client: Client, samples: Samples, width: int, groups: Sequence[int], stream: torch.Generator
+    client: Client,
+    samples: Samples,
+    width: int,
+    groups: Sequence[int],
+    stream: torch.Generator,
+    clip: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The attacker's own rows and pictures: samples, or means of samples of a class where that is what left."""
+    """The attacker's own rows and pictures: samples, or means of samples of a class where that is what left.
+
+    Samples are clipped before the mean where a client does so.
+    """
     rows, pictures = rows_of(client, samples, width), as_floats(samples.images)
+    if clip is not None:
+        rows = clip_rows(rows, clip)
     if set(groups) == {1}:
         return rows, pictures
     made: list[tuple[Tensor, Tensor]] = []

@@ -42,6 +42,7 @@ def join(
     rehearsal: Annotated[
         bool, typer.Option("--rehearsal", help="Instead of own data and model: a share of the config's dataset.")
     ] = False,
+    limit: Annotated[str, typer.Option(metavar="SIZE", help="The largest message that this site takes.")] = "4GB",
     port: Annotated[int, typer.Option(min=0, max=65535, help="A local port for the SuperNode; 0: any.")] = 0,
     insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS and keys: for trying out only.")] = False,
 ) -> None:
@@ -66,15 +67,22 @@ def join(
     check_server(server, ca)
     if ca is not None and key is not None:
         name = standing(server, ca, key)
+    from polyfed.config import size_in_bytes
     from polyfed.deploy.node import Node
     from polyfed.deploy.site import Site
     from polyfed.federation import import_all
 
     import_all(imports or [])
-    bring = _bring(str(name), data, model)
+    bring = _bring(str(name), data, model, state)
+    try:
+        largest = size_in_bytes(limit)
+    except ValueError as error:
+        raise InputError(f"--limit is '{limit}': {error}") from None
+    places = [place for place in (data, None if model is None else Path(model)) if place is not None]
     fields = None if allow is None else [field.strip() for field in allow.split(",") if field.strip()]
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
-    with Node(Site(str(name), state, bring, fields), server, tell, key, ca, port) as node:
+    site = Site(str(name), state, bring, fields, limit=largest, places=places)
+    with Node(site, server, tell, key, ca, port) as node:
         tell(f"site {name} waits for {server}; what leaves is written to {state}; look with: polyfed inspect {state}")
         node.stay()
 
@@ -91,7 +99,7 @@ def _wait_for(server: str, tell: Callable[[str], None]) -> None:
             time.sleep(1.0)
 
 
-def _bring(name: str, data: Path | None, model: str | None) -> Bring:
+def _bring(name: str, data: Path | None, model: str | None, state: Path) -> Bring:
     from polyfed.deploy.node import own, rehearsal
 
     if data is None or model is None:
@@ -100,7 +108,7 @@ def _bring(name: str, data: Path | None, model: str | None) -> Bring:
         raise InputError(f"--data {data}: there is no such folder")
     if model.endswith(".py") and not Path(model).is_file():
         raise InputError(f"--model {model}: there is no such file")
-    return own(name, data, model)
+    return own(name, data, model, state)
 
 
 COMMANDS: dict[str, Callable[..., None]] = {"join": join}

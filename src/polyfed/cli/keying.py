@@ -60,11 +60,18 @@ def authority(host: Hosts = None, home: Home = HOME, days: Days = 365) -> None:
 
 @new.command("certificate")
 def certificate(host: Hosts = None, home: Home = HOME, days: Days = 365) -> None:
-    """A new certificate by the authority that is there, in the place of the old one; sites need nothing new."""
+    """A new certificate by the authority that is there, in the place of the old one; sites need nothing new.
+
+    Without --host it is for the same hosts as the old one.
+    """
     from polyfed.deploy.environment import require_flower
 
     require_flower()
-    from polyfed.deploy.keys import renew_server
+    from polyfed.deploy.keys import Authority, renew_server
+    from polyfed.deploy.passing import names_in
 
-    made = renew_server(home, host or [], days=days)
-    put(f"Wrote {made.server_certificate} and {made.server_key}, valid for {days} days.")
+    old = Authority(home).server_certificate
+    hosts = host or (sorted(names_in(old)) if old.exists() else [])
+    made = renew_server(home, hosts, days=days)
+    named = ", ".join(sorted(names_in(made.server_certificate)))
+    put(f"Wrote {made.server_certificate} and {made.server_key}, valid for {days} days, for {named}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -57,6 +58,7 @@ def serve(
     else:
         if folder.exists():
             tell(f"{folder.path} exists: going on from its last checkpoint")
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # before the first round, too, it ends politely
         with Coordinator(home, tell, host, port, not insecure) as coordinator:
             _show_how_to_join(tell, chosen, host, coordinator.gateway.port, home, insecure)
             result = _run(coordinator.run, chosen, folder, quiet, prefix)

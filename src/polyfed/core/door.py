@@ -7,6 +7,7 @@ state every client is in.
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,13 +15,15 @@ from dataclasses import dataclass, field
 
 from polyfed.core.codec import Announced, Frame, announce, decode, encode
 from polyfed.core.engine import INITIAL, Answer, Call, Engine, Failure, Task, Trained
-from polyfed.core.looks import Look
+from polyfed.core.looks import SAMPLES, Look
 from polyfed.core.method import Method, Outgoing
 from polyfed.core.payload import Payload, Value
 from polyfed.core.profile import Layout, Profile
 from polyfed.core.schema import Tree, check_announced, check_finite
 from polyfed.core.step import Messages, combined
 from polyfed.errors import PayloadError, RunError
+
+MOST_SAMPLES = 10**12  # that an evaluation may count
 
 
 @dataclass
@@ -262,10 +265,12 @@ class Door:
                     self._failed(call, answer.client, answer.failure)
                     continue
                 try:
-                    for name, counts in _right_answers(answer.frame, self._limit).items():
-                        found.setdefault(name, {})[answer.client] = counts
+                    counted = _right_answers(answer.frame, self._limit, self._measured(wanted))
                 except PayloadError as error:
                     self._failed(call, answer.client, Failure("refused", str(error)))
+                    continue
+                for name, counts in counted.items():
+                    found.setdefault(name, {})[answer.client] = counts
         self.meter.evaluated += time.perf_counter() - started
 
         def of(name: str, client: str) -> tuple[int, int]:
@@ -281,11 +286,18 @@ class Door:
         started, self._evaluations = time.perf_counter(), self._evaluations + 1
         call = Call(-self._evaluations, self.round, measures=(what,))
         tasks = [Task(name, self.ledger.versions.get(name, INITIAL)) for name in clients]
+        length = 0
         for answer in self._engine.call(call, encode({}).data, tasks):
             if answer.failure is not None:
                 self._failed(call, answer.client, answer.failure)
+                continue
+            try:
+                seen = decode(answer.frame, announce(answer.frame, limit=self._limit))
+                length = _check_looked(seen, what, self._profiles[answer.client], length)
+            except PayloadError as error:
+                self._failed(call, answer.client, Failure("refused", str(error)))
             else:
-                yield answer.client, decode(answer.frame, announce(answer.frame, limit=self._limit))
+                yield answer.client, seen
         took = time.perf_counter() - started
         self.meter.evaluated += took
         self.meter.blocked += took
@@ -299,6 +311,11 @@ class Door:
         }
 
     # helpers
+
+    def _measured(self, measures: tuple[str, ...]) -> frozenset[str]:
+        """What an evaluation may tell of: each measure, by each way of predicting."""
+        ways = ("", *(f" by {way}" for way in self.method.also_predict()))
+        return frozenset(measure + way for measure in measures for way in ways)
 
     def _failed(self, call: Call, client: str, why: Failure) -> None:
         """Record that a client gave no usable answer; what it could not keep ends the run."""
@@ -339,10 +356,32 @@ def _encoded(each: Mapping[str, Mapping[str, Value]]) -> dict[str, Frame]:
     }
 
 
-def _right_answers(frame: bytes, limit: int) -> dict[str, tuple[int, int]]:
+def _right_answers(frame: bytes, limit: int, asked: frozenset[str]) -> dict[str, tuple[int, int]]:
     """What an evaluation counted, by measure."""
     counted: dict[str, tuple[int, int]] = {}
     for name, counts in decode(frame, announce(frame, limit=limit)).items():
+        if name not in asked:
+            raise PayloadError(f"an evaluation tells of '{name[:40]}', which was not asked for")
         got = Payload(counts if isinstance(counts, Mapping) else {})
-        counted[name] = (int(got.number("correct")), int(got.number("total")))
+        correct, total = got.number("correct"), got.number("total")
+        if not 0 <= correct <= total <= MOST_SAMPLES or int(correct) != correct or int(total) != total:
+            raise PayloadError(f"an evaluation counts {correct:g} right answers of {total:g} samples")
+        counted[name] = (int(correct), int(total))
     return counted
+
+
+def _check_looked(seen: Payload, what: Look, profile: Profile, length: int) -> int:
+    """Refuse what is no answer to a look. Vectors of all clients have one length, which is given back."""
+    if what == "features":
+        vectors, classes = seen.tensor("vectors"), seen.tensor("classes")
+        rows = len(classes) if classes.ndim == 1 else 0
+        if not 1 <= rows <= SAMPLES or vectors.shape != (rows, profile.features) or not vectors.is_floating_point():
+            raise PayloadError(f"features of the shape {tuple(vectors.shape)} were not asked for")
+        return length
+    for stage, vector in seen.weights("signatures").items():
+        length = length or vector.numel()
+        if not re.fullmatch(r"[a-z]+( [0-9]{1,4})?", stage):  # it becomes a file's name
+            raise PayloadError(f"there is no stage {stage[:40]!r} of a model")
+        if vector.shape != (length,) or length > SAMPLES * SAMPLES or not vector.is_floating_point():
+            raise PayloadError(f"a signature of the shape {tuple(vector.shape)} does not go with those of others")
+    return length

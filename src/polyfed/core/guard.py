@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 from polyfed.core.client import Client
 from polyfed.core.engine import Call
 from polyfed.core.payload import Payload, Value
 
-Released = Mapping[str, int]  # how often each protected field has left a client; part of the client's saved state
+# By protected field, the names of its distinct releases by a client; the same one sent again is none.
+# Where the client's owner has a secret the store keeps them, out of reach of who names the state to start from;
+# in a simulation they are part of the client's saved state, which moves between workers.
+Released = Mapping[str, Sequence[str]]
+
+
+@runtime_checkable
+class ReleaseBook(Protocol):
+    """A store that keeps what clients have released, whatever state they are brought back to."""
+
+    def read_releases(self, client: str) -> bytes:
+        """Empty if there are none yet."""
+        ...
+
+    def write_releases(self, client: str, data: bytes) -> None:
+        """On the disk when it returns."""
+        ...
 
 
 class Guard(Protocol):
@@ -21,6 +37,6 @@ class Guard(Protocol):
 
     def protect(
         self, client: Client, call: Call, reply: Mapping[str, Value], msg: Payload, released: Released
-    ) -> tuple[dict[str, Value], dict[str, int]]:
-        """The reply as it may leave, and how often each field has left with it. Refuses by raising."""
+    ) -> tuple[dict[str, Value], Released]:
+        """The reply as it may leave, and all releases with those in it. Refuses by raising."""
         ...

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import time
 import traceback
@@ -15,7 +17,7 @@ from polyfed.core import rng
 from polyfed.core.client import Client, copy_into, weights_of
 from polyfed.core.codec import Announced, announce, decode, encode
 from polyfed.core.engine import INITIAL, Answer, Call, Failure, StateStore, Task, Trained
-from polyfed.core.guard import Guard
+from polyfed.core.guard import Guard, ReleaseBook, Released
 from polyfed.core.looks import LOOKS, look
 from polyfed.core.method import Method
 from polyfed.core.payload import Payload, Value, own_copy
@@ -23,6 +25,9 @@ from polyfed.core.schema import check_announced, check_finite
 from polyfed.core.step import combined
 from polyfed.errors import PayloadError, PolyfedError, StateError
 from polyfed.training import Samples, score
+
+MEASURES = ("personal", "global")  # of which right answers are counted
+FRAME_START = 36  # bytes of a frame that hold its digest
 
 
 class ClientMaker(Protocol):
@@ -34,6 +39,11 @@ class ClientMaker(Protocol):
     @property
     def guard(self) -> Guard | None:
         """What every reply passes before it leaves."""
+        ...
+
+    @property
+    def secret(self) -> str:
+        """Of the clients' owner, who tells it nobody; empty in a simulation."""
         ...
 
     method: Method
@@ -48,7 +58,7 @@ class _Live:
     version: int
     digest: str
     size: int
-    released: dict[str, int] = field(default_factory=dict)  # how often protected fields have left
+    released: Released = field(default_factory=dict)  # by protected field, where it is part of the state
 
 
 class Host:
@@ -64,7 +74,9 @@ class Host:
         self._limit = message_limit
         self._live: OrderedDict[str, _Live] = OrderedDict()
         self._held = 0  # bytes of the live clients
-        self._shared: tuple[int, Announced, Payload | None] | None = None
+        self._shared: tuple[tuple[int, bytes], Announced, Payload | None] | None = None
+        if maker.secret and not isinstance(store, ReleaseBook):
+            raise StateError("clients whose owner has a secret need a store that keeps what they released")
 
     def handle(self, call: Call, task: Task, shared: bytes) -> Answer:
         """One task, from received bytes to an answer. Never raises for what a client or its method does."""
@@ -74,7 +86,8 @@ class Host:
             client = live.client
             client.seed, client.round, client.fits = self._maker.seed, call.round, []
             if not call.steps:
-                counted = self._look(client, call) or self._evaluate(client, call, task, shared)
+                only_look = len(call.measures) == 1 and call.measures[0] in LOOKS
+                counted = self._look(client, call) if only_look else self._evaluate(client, call, task, shared)
                 self._make_room(keep=task.client)
                 return Answer(task.client, counted, seconds=time.perf_counter() - started)
             reply = self._run(live, call, task, shared)
@@ -121,13 +134,31 @@ class Host:
             declared = ", ".join(messages.up) or "nothing"
             raise PayloadError(f"step '{call.steps[-1]}' returned '{sorted(unknown)[0]}'; it declares {declared}")
         if guard is not None:
-            reply, live.released = guard.protect(client, call, reply, msg, live.released)
+            before = self._released(live)
+            reply, after = guard.protect(client, call, reply, msg, before)
+            if after != before:
+                self._note_released(live, after)
         return reply
+
+    def _released(self, live: _Live) -> Released:
+        """The releases to go by: at a site those of its own book, whichever state the coordinator names."""
+        if not self._maker.secret or not isinstance(self._store, ReleaseBook):
+            return live.released
+        found: Released = json.loads(self._store.read_releases(live.client.name) or b"{}")
+        return found
+
+    def _note_released(self, live: _Live, released: Released) -> None:
+        if self._maker.secret and isinstance(self._store, ReleaseBook):
+            self._store.write_releases(live.client.name, json.dumps(released).encode())  # before anything leaves
+        else:
+            live.released = released
 
     def _receive(self, call: Call, task: Task, shared: bytes, client: Client) -> Payload:
         """What came down, checked against the steps' declaration before it is used."""
-        if self._shared is None or self._shared[0] != call.number:
-            self._shared = (call.number, announce(shared, limit=self._limit), None)
+        # A coordinator that starts again uses call numbers again, for other messages: the frame's digest tells them.
+        key = (call.number, shared[:FRAME_START])
+        if self._shared is None or self._shared[0] != key:
+            self._shared = (key, announce(shared, limit=self._limit), None)
         _, seen, common = self._shared
         mine = announce(task.own, limit=self._limit) if task.own else None
         if mine is None:
@@ -142,7 +173,7 @@ class Host:
         if common is None:
             common = decode(shared, seen)
             check_finite(common)
-            self._shared = (call.number, seen, common)
+            self._shared = (key, seen, common)
         if mine is None:
             return common
         own = decode(task.own, mine)
@@ -154,6 +185,12 @@ class Host:
     def _evaluate(self, client: Client, call: Call, task: Task, shared: bytes) -> bytes:
         """Counts of right answers. What `adopt` changes is undone, so an evaluation leaves no trace."""
         method = self._maker.method
+        for measure in call.measures:
+            if measure not in MEASURES:
+                raise PayloadError(
+                    f"measure '{measure}' cannot be taken here; allowed are {' and '.join(MEASURES)}, together or "
+                    f"alone, and each of {', '.join(LOOKS)} alone"
+                )
         client.step = "evaluate"
         adopts = type(method).adopt is not Method.adopt
         kept = (weights_of(client.model), own_copy(client.state)) if adopts else None
@@ -178,9 +215,9 @@ class Host:
         return encode(found).data
 
     def _look(self, client: Client, call: Call) -> bytes:
-        """What is asked of the client's own model for analysis; nothing where right answers are to be counted."""
-        if call.measures[0] not in LOOKS or self._maker.global_test is None:
-            return b""
+        """What is asked of the client's own model for analysis."""
+        if self._maker.global_test is None:
+            raise PayloadError(f"'{call.measures[0]}' are of common test samples, and this client has none")
         return encode(look(client, call.measures[0], self._maker.global_test)).data
 
     # states
@@ -197,7 +234,7 @@ class Host:
                 copy_into(live.client.model, saved.weights("model"))
                 state = saved["state"]
                 live.client.state = dict(state) if isinstance(state, Mapping) else {}
-                live.released = {name: int(n) for name, n in json.loads(str(saved.get("released", "{}"))).items()}
+                live.released = json.loads(str(saved.get("released", "{}")))
             live.version, live.digest = version, ""
             self._live[name] = live
             weights = live.client.model.state_dict().values()
@@ -213,8 +250,13 @@ class Host:
         self._store.write(live.client.name, version, frame.data)
         # Its own copies, as after a restart: what is shared with a message or with the model stays no state (R2).
         live.client.state = own_copy(live.client.state)
-        live.version, live.digest = version, frame.digest
+        live.version, live.digest = version, self._sealed(frame.digest)
         self._weigh(live, len(frame.data))
+
+    def _sealed(self, digest: str) -> str:
+        """A state's digest as it may be told: who guesses a site's data could compute the plain one, and compare."""
+        secret = self._maker.secret
+        return hmac.new(secret.encode(), f"state {digest}".encode(), hashlib.sha256).hexdigest() if secret else digest
 
     def _weigh(self, live: _Live, state: int) -> None:
         """Keep count of what live clients hold: their state, and their share of the data."""

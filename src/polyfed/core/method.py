@@ -70,6 +70,10 @@ class Method:
         """Whether what is published is all that a client predicts with: then one client of each kind is measured."""
         return False
 
+    def public_dataset(self) -> str | None:
+        """A dataset of the catalogue whose images the method shows to everybody; the clients' own is refused."""
+        return None
+
     def predict(self, client: Client, x: Tensor) -> Tensor:
         """One score per class; the largest is the answer."""
         logits: Tensor = client.model(x)

@@ -49,10 +49,20 @@ class _Site:
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
-    """Base of the kinds of field. `means` says in words what the field is; `optional` lets a message leave it out."""
+    """Base of the kinds of field. `means` says in words what the field is; `optional` lets a message leave it out.
+
+    `by_sample` says that, given the client's model, one sample of the client touches one row at most, as of class
+    means or of one embedding per sample. Only such rows can be protected one by one. Where it depends on the method's
+    settings it is a function of the method.
+    """
 
     means: str = ""
     optional: bool = False
+    by_sample: bool | Callable[[object], bool] = False
+
+    def has_own_rows(self, method: object) -> bool:
+        """Whether one sample touches one row at most, as the method is set."""
+        return self.by_sample(method) if callable(self.by_sample) else self.by_sample
 
     def check(self, name: str, seen: Announced, site: _Site) -> None:
         raise NotImplementedError

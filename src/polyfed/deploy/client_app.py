@@ -42,6 +42,7 @@ def _site(context: Context) -> Site:
     state = Path(str(told.get("polyfed-state") or flower / "polyfed" / name)).expanduser()
     data, model = told.get("polyfed-data"), told.get("polyfed-model")
     if (name, state) not in _sites:
-        bring = own(name, Path(str(data)), str(model)) if data and model else rehearsal(name)
-        _sites[name, state] = Site(name, state, bring)
+        bring = own(name, Path(str(data)), str(model), state) if data and model else rehearsal(name)
+        places = [Path(str(given)) for given in (data, model) if given]
+        _sites[name, state] = Site(name, state, bring, places=places)
     return _sites[name, state]

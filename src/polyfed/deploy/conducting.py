@@ -12,15 +12,16 @@ from typing import Any
 from flwr.serverapp.grid import Grid
 
 from polyfed import federation, trackers
-from polyfed.config import Config
+from polyfed.config import Config, size_in_bytes
 from polyfed.deploy.link import GridLink
 from polyfed.deploy.site import public
 from polyfed.engines.flower import FlowerEngine, Parcel
+from polyfed.errors import InputError
 from polyfed.experiment import Experiment, Observer, versions
 from polyfed.plan import Plan
 from polyfed.runs.files import write_whole
 from polyfed.runs.folder import RunFolder
-from polyfed.sites import SITES, Offer, RemoteFederation
+from polyfed.sites import SITES, Offer, RemoteFederation, check_offer
 
 TIMEOUT = 600.0  # seconds that a site may take for one call, unless the config says otherwise
 RETURN_SECONDS = 60.0  # that a run which goes on waits for sites it knows; later they are taken back as they come
@@ -47,7 +48,7 @@ def conduct(
     tracking = trackers.check(config.track)
     identity = Identity(folder, config)
     hello = Parcel({"do": "hello", "run": identity.run, "config": public(config.to_dict())})
-    link = GridLink(grid, hello, name_of, say)
+    link = GridLink(grid, hello, name_of, checker(config), say, size_in_bytes(config.engine.message_limit))
     link.offers.update(identity.offers)
     gather(link, config, check, say)
     plan = plan_of(config, link.offers)
@@ -95,6 +96,19 @@ class Identity:
 
     def keep(self, offers: Mapping[str, dict[str, Any]]) -> None:
         write_whole(self._file, json.dumps({"run": self.run, "offers": dict(offers)}).encode())
+
+
+def checker(config: Config) -> Callable[[str, dict[str, Any]], None]:
+    """What looks at the offer of a site, by its name; raises an InputError where it cannot take part."""
+
+    def check(name: str, entries: dict[str, Any]) -> None:
+        if name not in config.client_names:
+            raise InputError(f"it is not one of this run's: {', '.join(config.client_names)}")
+        offer = Offer.from_json(entries)
+        if config.data.dataset == SITES:
+            check_offer(config, offer)
+
+    return check
 
 
 def plan_of(config: Config, offers: Mapping[str, dict[str, Any]]) -> Plan:

@@ -15,7 +15,7 @@ from polyfed.deploy.conducting import conduct
 from polyfed.deploy.control import Control
 from polyfed.deploy.environment import Child, free_port, listens, program, quiet
 from polyfed.deploy.gateway import Gateway
-from polyfed.deploy.keys import Authority, new_authority, renew_server
+from polyfed.deploy.keys import Authority, internal_authority
 from polyfed.deploy.pinning import new_secret
 from polyfed.deploy.runtime import ServerTask
 from polyfed.errors import InputError, RunError
@@ -48,6 +48,7 @@ class Coordinator:
                 f"--home {self.home}"
             )
         self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.home.chmod(0o700)  # also where somebody made it before: Flower's database holds all payloads
         with contextlib.ExitStack() as begun:
             # first the way out, so that an address that is taken is said at once
             self._inside = self._internal()
@@ -94,8 +95,7 @@ class Coordinator:
         """The SuperLink's own certificate, made anew for every start: nobody but this process needs to know it."""
         if not self.secure:
             return None
-        folder = registry.internal(self.home)
-        return renew_server(folder, []) if Authority(folder).certificate.exists() else new_authority(folder, [])
+        return internal_authority(registry.internal(self.home))
 
     def _start_superlink(self) -> None:
         secret = self.home / "task-secret"

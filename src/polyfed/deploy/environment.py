@@ -45,7 +45,8 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 def program(module: str, function: str) -> list[str]:
     """A command of Flower, by the interpreter that runs this, whatever the search path of the shell."""
-    return [sys.executable, "-c", f"from {module} import {function}; {function}()"]
+    # -P: modules are never looked for in the folder where polyfed happens to be started
+    return [sys.executable, "-P", "-c", f"from {module} import {function}; {function}()"]
 
 
 class Child:

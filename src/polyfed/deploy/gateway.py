@@ -6,6 +6,7 @@ reaches it.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import ssl
@@ -31,7 +32,10 @@ HOP_BY_HOP = frozenset(
     | {b"transfer-encoding", b"upgrade", b"host", b"proxy-connection"}
 )
 MOST_CONNECTIONS = 512
-FIRST_REQUEST_SECONDS = 15.0
+HEAD_SECONDS = 15.0  # in which a request's head must be there, counted from the connection or its first byte
+BODY_SECONDS = 30.0  # that a body may be behind the slowest pace, in bytes in a second
+SLOWEST = 10_000.0
+READ_SECONDS = 60.0  # in which a site must take a piece of an answer
 QUIET_SECONDS = 60.0  # in which the same sentence is not said again
 
 Receive = Callable[[], Any]
@@ -94,7 +98,9 @@ class Forwarder:
         if standing != "admitted":
             self.counts.refused += 1
             self._note(f"refused a site at {(scope.get('client') or ('?',))[0]}: {sentence(standing, name)}")
-        await _answer(send, 200, {"standing": standing, "name": name, "version": polyfed.__version__})
+        await _answer(
+            send, 200, {"standing": standing, "name": name, "version": polyfed.__version__, "time": time.time()}
+        )
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["raw_path"].decode("ascii")
@@ -110,11 +116,12 @@ class Forwarder:
                 begun = True
                 async for piece in reply.aiter_raw():
                     self.counts.to_sites += len(piece)
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                    more = {"type": "http.response.body", "body": piece, "more_body": True}
+                    await asyncio.wait_for(send(more), READ_SECONDS)
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
             finally:
                 await reply.aclose()
-        except (httpx.HTTPError, ConnectionError) as error:
+        except (httpx.HTTPError, ConnectionError, TimeoutError) as error:
             if (
                 begun
             ):  # the rest cannot be sent; the server closes the connection, so that nobody takes a part for all
@@ -123,14 +130,16 @@ class Forwarder:
             await _answer(send, 502, {"code": 502, "detail": "the coordinator is not ready; try again"})
 
     async def _body(self, receive: Receive) -> AsyncIterator[bytes]:
-        """What a site sends, piece by piece as it comes."""
-        more = True
+        """What a site sends, piece by piece as it comes; one that hardly sends anything is given up."""
+        more, got, began = True, 0, time.monotonic()
         while more:
-            message = await receive()
+            patience = BODY_SECONDS + got / SLOWEST - (time.monotonic() - began)
+            message = await asyncio.wait_for(receive(), max(patience, 0.0))
             if message["type"] == "http.disconnect":
                 raise ConnectionError("the site went away")
             piece = message.get("body", b"")
             self.counts.from_sites += len(piece)
+            got += len(piece)
             more = message.get("more_body", False)
             if piece:
                 yield piece
@@ -153,14 +162,41 @@ async def _answer(send: Send, status: int, content: dict[str, Any]) -> None:
 
 
 class _Impatient(H11Protocol):
-    """Closes connections on which nothing is asked: without this, some hundred silent ones would fill the door."""
+    """Closes connections on which nothing is asked: without this, some hundred silent ones would fill the door.
+
+    Every request has to have its head there in time, not only the first one of a connection.
+    """
+
+    _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self.loop.call_later(FIRST_REQUEST_SECONDS, self._close_if_silent)
+        self._timer = self.loop.call_later(HEAD_SECONDS, self._close_if_idle)
 
-    def _close_if_silent(self) -> None:
-        if self.cycle is None and not self.transport.is_closing():
+    def data_received(self, data: bytes) -> None:
+        before = self.cycle
+        super().data_received(data)
+        if self.cycle is not before:
+            self._stop_timer()
+        elif self._timer is None and self._idle():
+            self._timer = self.loop.call_later(HEAD_SECONDS, self._close_if_idle)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def _idle(self) -> bool:
+        """Whether no request is being answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _close_if_idle(self) -> None:
+        self._timer = None
+        if self._idle() and not self.transport.is_closing():
             self.transport.close()
 
 

@@ -133,6 +133,13 @@ def renew_server(folder: Path, hosts: Sequence[str], *, days: int = SERVER_DAYS)
     return files
 
 
+def internal_authority(folder: Path) -> Authority:
+    """For processes on one machine that know each other by it: the server's certificate is a new one every time."""
+    if Authority(folder).certificate.exists():
+        return renew_server(folder, [], days=AUTHORITY_DAYS)
+    return new_authority(folder, [], days=AUTHORITY_DAYS)
+
+
 def read_public_key(file: Path) -> PublicKey:
     """A site's public key from its file."""
     try:
@@ -155,8 +162,7 @@ def public_key(line: str, source: str = "the key") -> PublicKey:
         ) from None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
         raise InputError(f"{source} holds a public key of another kind; sites use ECDSA P-384 keys")
-    # without the comment, so that one key has one form
-    return PublicKey(" ".join(line.split()[:2]), _encoded(key))
+    return PublicKey(_line(key), _encoded(key))
 
 
 def public_key_of(file: Path) -> PublicKey:
@@ -177,8 +183,12 @@ def public_key_of(file: Path) -> PublicKey:
         raise InputError(f"{file} holds no private key in OpenSSH form without a passphrase") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
         raise InputError(f"{file} holds a key of another kind; sites use ECDSA P-384 keys")
-    line = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    return PublicKey(line.decode(), _encoded(key.public_key()))
+    return PublicKey(_line(key.public_key()), _encoded(key.public_key()))
+
+
+def _line(key: ec.EllipticCurvePublicKey) -> str:
+    """One form for one key, however it was written down."""
+    return key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
 
 
 def _encoded(key: ec.EllipticCurvePublicKey) -> bytes:

@@ -15,6 +15,7 @@ from polyfed import federation
 from polyfed.config import Config
 from polyfed.core.host import ClientMaker
 from polyfed.deploy.environment import Child, free_port, program, quiet
+from polyfed.deploy.keys import internal_authority
 from polyfed.deploy.letters import from_message, to_record
 from polyfed.deploy.pinning import Taker, new_secret
 from polyfed.deploy.refusals import check_server, explain, standing
@@ -40,11 +41,12 @@ class Node:
     def __enter__(self) -> Node:
         folder = self.site.folder
         self._secret = new_secret(folder / "task-secret")
+        self._inside = internal_authority(folder / ".internal")
         self._port = self.port or free_port()
         self._stop = threading.Event()
         torch.set_num_threads(1)  # as in every engine: results must not depend on the number of cores
         self._supernode = self._start()
-        taker = Taker(f"127.0.0.1:{self._port}", self._secret, self._handle, self.say)
+        taker = Taker(f"127.0.0.1:{self._port}", self._secret, self._handle, self.say, self._inside.certificate)
         threading.Thread(target=taker.run, args=(self._stop,), name="tasks", daemon=True).start()
         return self
 
@@ -83,18 +85,20 @@ class Node:
             *program("flwr.supernode.cli.flower_supernode", "flower_supernode"),
             *("--superlink", self.server, "--host", "127.0.0.1", "--port", str(self._port)),
             *("--isolation", "process", "--superexec-auth-secret-file", str(folder / "task-secret")),
+            *("--ssl-certfile", str(self._inside.server_certificate)),
+            *("--ssl-keyfile", str(self._inside.server_key), "--ssl-ca-certfile", str(self._inside.certificate)),
             *security,
         ]
         log = folder / "supernode.log"
         log.unlink(missing_ok=True)
-        return Child("the SuperNode", command, log, quiet(folder / "flower"))
+        return Child("the SuperNode", command, log, quiet(folder / ".flower"))
 
     def _handle(self, message: Message) -> RecordDict:
         return to_record(self.site.handle(from_message(message)))
 
 
-def own(name: str, data: Path, model: str) -> Bring:
-    """A site with its own data and model."""
+def own(name: str, data: Path, model: str, state: Path) -> Bring:
+    """A site with its own data and model. What is made of the data is kept in its own folder `state`."""
 
     def bring(config: Config) -> tuple[ClientMaker, Offer]:
         if config.data.dataset != SITES:
@@ -102,7 +106,7 @@ def own(name: str, data: Path, model: str) -> Bring:
                 f"the run shares out the dataset {config.data.dataset}, which only sites in rehearsal take part in; "
                 "this site brings data of its own"
             )
-        made = site(config, name, data, model)
+        made = site(config, name, data, model, cache=state / ".data")
         return made, made.offer()
 
     return bring

@@ -85,6 +85,7 @@ class Taker:
     secret: bytes
     handle: Handle
     refused: Say
+    authority: Path  # by which to know the SuperNode: else whoever gets its port could act as the coordinator
 
     def run(self, stop: threading.Event) -> None:
         """Until `stop`; a SuperNode that is away is waited for."""
@@ -147,8 +148,8 @@ class Taker:
     def _client(self, interceptor: SuperExecAuthHttpInterceptor | RuntimeTokenHttpInterceptor) -> RuntimeHttpClient:
         return RuntimeHttpClient.from_server_address(
             server_address=self.address,
-            insecure=True,
-            root_certificates=None,
+            insecure=False,
+            root_certificates=self.authority.read_bytes(),
             interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"), interceptor],
         )
 

@@ -6,6 +6,7 @@ import base64
 import re
 import socket
 import ssl
+import time
 from pathlib import Path
 
 import httpx
@@ -15,6 +16,8 @@ from polyfed.deploy.passing import KEY_HEADER, STANDING, sentence
 from polyfed.errors import InputError, RunError
 
 SECONDS = 10.0
+# Flower takes a signature that is this many seconds ahead of the coordinator's clock, or behind it, and no more
+AHEAD, BEHIND = 5.0, 300.0
 # OpenSSL's numbers for what is wrong with a certificate
 NOT_YET_VALID, EXPIRED = 9, 10
 OTHER_AUTHORITY = frozenset({18, 19, 20, 21, 7})
@@ -69,6 +72,7 @@ def standing(server: str, authority: Path, key: Path) -> str:
     host, port = address(server)
     shown = f"[{host}]" if ":" in host else host
     named = base64.b64encode(public_key_of(key).encoded).decode()
+    asked = time.time()
     try:
         answer = httpx.get(
             f"https://{shown}:{port}{STANDING.decode()}",
@@ -78,7 +82,7 @@ def standing(server: str, authority: Path, key: Path) -> str:
             trust_env=False,
         )
         said = answer.json()
-        found, name = said["standing"], said["name"]
+        found, name, clock = said["standing"], said["name"], float(said["time"])
     except httpx.HTTPError as error:
         raise RunError(f"the coordinator at {server} cannot be reached: {error}") from None
     except (ValueError, KeyError, TypeError):
@@ -87,7 +91,18 @@ def standing(server: str, authority: Path, key: Path) -> str:
         ) from None
     if found != "admitted":
         raise RunError(f"{server}: {sentence('revoked' if found == 'revoked' else 'unknown', str(name))}")
+    _check_clocks(server, asked - clock, clock - time.time())
     return str(name)
+
+
+def _check_clocks(server: str, ahead: float, behind: float) -> None:
+    """Refuse where Flower would, which does not say why."""
+    if ahead > AHEAD or behind > BEHIND:
+        off = f"{ahead:.0f} seconds ahead of" if ahead > AHEAD else f"{behind:.0f} seconds behind"
+        raise RunError(
+            f"the clock of this machine is {off} that of {server}; at most {AHEAD:g} seconds ahead or {BEHIND:g} "
+            "behind are taken: set both clocks"
+        )
 
 
 def explain(code: int, output: str) -> str:

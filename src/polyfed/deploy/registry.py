@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -47,7 +49,8 @@ class Registry:
 
     def sites(self) -> dict[str, PublicKey]:
         """The admitted sites, in the order of their names."""
-        return {entry.name: public_key(entry.key) for entry in self.entries() if not entry.revoked}
+        found = {entry.name: public_key(entry.key) for entry in self.entries() if not entry.revoked}
+        return {name: key for name, key in found.items() if self.standing(key.encoded)[0] == "admitted"}
 
     def standing(self, encoded: bytes) -> tuple[Standing, str]:
         """What holds for a public key (in Flower's bytes), and the name it belongs to."""
@@ -61,14 +64,19 @@ class Registry:
     def admit(self, name: str, key: PublicKey) -> None:
         """Let a key in under a name; both must be free."""
         checked_name(name)
+        with self._changing():
+            self._admit(name, key)
+
+    def _admit(self, name: str, key: PublicKey) -> None:
         entries = self.entries()
         for entry in entries:
-            if entry.key == key.line and entry.revoked:
+            same = public_key(entry.key).encoded == key.encoded
+            if same and entry.revoked:
                 raise InputError(
                     f"this key was revoked (site '{entry.name}') and stays so; the site makes a new one with "
                     "`polyfed keys new site`"
                 )
-            if entry.key == key.line:
+            if same:
                 raise InputError(f"this key is admitted already, as site '{entry.name}'")
             if entry.name == name and not entry.revoked:
                 raise InputError(
@@ -78,24 +86,32 @@ class Registry:
 
     def revoke(self, name: str) -> None:
         """From now on the site's key is refused."""
-        entries = self.entries()
-        admitted = [entry.name for entry in entries if not entry.revoked]
-        if name not in admitted:
-            raise InputError(f"no site '{name}' is admitted; {nearest(name, admitted)}")
-        self._write(
-            tuple(Entry(e.name, e.key, revoked=True) if e.name == name else e for e in entries),
-        )
+        with self._changing():
+            entries = self.entries()
+            admitted = [entry.name for entry in entries if not entry.revoked]
+            if name not in admitted:
+                raise InputError(f"no site '{name}' is admitted; {nearest(name, admitted)}")
+            self._write(tuple(Entry(e.name, e.key, revoked=True) if e.name == name else e for e in entries))
 
     def apply(self, control: Control) -> None:
         """Make a running SuperLink know exactly the admitted sites."""
-        wanted = {key.encoded: name for name, key in self.sites().items()}
-        there = {node.public_key: node for node in control.nodes()}
-        for key, node in there.items():
-            if key not in wanted:
-                control.unregister(node.id)
-        for key, name in wanted.items():
-            if key not in there:
-                control.register(name, key)
+        with self._changing():
+            wanted = {key.encoded: name for name, key in self.sites().items()}
+            there = {node.public_key: node for node in control.nodes()}
+            for key, node in there.items():
+                if key not in wanted:
+                    control.unregister(node.id)
+            for key, name in wanted.items():
+                if key not in there:
+                    control.register(name, key)
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """One process at a time reads the list and writes another: else a revocation could be lost."""
+        _make(self.file.parent)
+        with self.file.with_name("sites.lock").open("w") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)  # until it is closed
+            yield
 
     def _look(self) -> None:
         """Read the file if it is another one than last time."""
@@ -110,7 +126,8 @@ class Registry:
         try:
             read = json.loads(self.file.read_text())["sites"]
             entries = tuple(Entry(str(one["name"]), str(one["key"]), bool(one["revoked"])) for one in read)
-            by_key = {public_key(entry.key).encoded: entry for entry in entries}
+            # where a key stands twice, its revocation is what holds
+            by_key = {public_key(e.key).encoded: e for e in sorted(entries, key=lambda entry: entry.revoked)}
         except (OSError, ValueError, KeyError, TypeError, InputError) as error:
             # never a guess about who is admitted
             raise StateError(f"the list of sites {self.file} is damaged: {error}") from None
@@ -150,8 +167,12 @@ def internal(home: Path) -> Path:
 
 
 def _replace(file: Path, content: str) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise InputError(f"{file.parent} cannot be made: {error.strerror}") from None
+    _make(file.parent)
     write_whole(file, content.encode())
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise InputError(f"{folder} cannot be made: {error.strerror}") from None

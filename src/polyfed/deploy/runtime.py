@@ -29,10 +29,12 @@ from flwr.supercore.interceptors import (
     RuntimeVersionHttpInterceptor,
     SuperExecAuthHttpInterceptor,
 )
+from flwr.supercore.run import Run
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 
+from polyfed.deploy.pulling import Replies
 from polyfed.errors import RunError
 
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
@@ -42,8 +44,13 @@ COMPONENT = "flwr-serverapp"
 class PatientGrid(HttpGrid):
     """Flower's grid, over a client that raises what it meets: Flower's own sends this process a signal instead."""
 
-    def use(self, client: RuntimeHttpClient) -> None:
+    def use(self, client: RuntimeHttpClient, run: Run) -> None:
         self._client = client
+        self.set_run(run)
+
+    def replies(self, limit: int) -> Replies:
+        """A way to sites' replies that neither waits nor raises for what one of them sent."""
+        return Replies(self._runtime_client, self.node, self.run.run_id, limit)
 
 
 @dataclass(frozen=True)
@@ -61,8 +68,7 @@ class ServerTask:
         client = self._client(RuntimeTokenHttpInterceptor(token))
         got = client.PullTaskInput(PullTaskInputRequest())
         grid = PatientGrid(self.address, insecure=self.authority is None, token=token)
-        grid.use(client)
-        grid.set_run(run_from_proto(got.run))
+        grid.use(client, run_from_proto(got.run))
         TaskIdentity.task_id, TaskIdentity.run_id = got.task_id, got.run.run_id
         TaskIdentity.node_id = got.context.node_id  # Flower's messages take their sender from here
 

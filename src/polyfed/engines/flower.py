@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from polyfed.core.engine import Answer, Call, Failure, Task
+from polyfed.core.engine import Answer, Call, Failure, Task, Trained
 from polyfed.engines import wire
+from polyfed.errors import PayloadError
 
 POLL = 0.2  # seconds between two looks for replies; Flower's own sleeps are longer
 
@@ -44,7 +46,11 @@ class Link(Protocol):
         ...
 
     def replies(self, letters: Iterable[str]) -> dict[str, Parcel | Failure]:
-        """What has come back by now, by letter."""
+        """What has come back by now, by letter; nothing is waited for."""
+        ...
+
+    def doubt(self, name: str) -> None:
+        """A site says that it cannot do what is asked of it: it is to be looked at anew before the next call."""
         ...
 
 
@@ -74,7 +80,9 @@ class FlowerEngine:
             while name not in done:
                 for letter, reply in self._link.replies(list(waiting)).items():
                     sender = waiting.pop(letter)
-                    done[sender] = answer_of(sender, reply, wanted[sender])
+                    done[sender] = answer = answer_of(sender, reply, wanted[sender])
+                    if answer.failure is not None and answer.failure.kind == "unavailable":
+                        self._link.doubt(sender)
                 if name not in done and time.monotonic() >= deadline:
                     done[name] = Answer(
                         name, failure=Failure("timeout", f"no answer within {self._timeout:g} seconds")
@@ -94,20 +102,79 @@ class FlowerEngine:
         return Parcel(head, {"shared": shared, **({"own": task.own} if task.own else {})})
 
 
+KINDS = ("raised", "died", "timeout", "refused", "unavailable")  # of failures that a site may tell of
+LONGEST = 2000  # characters of what a site says in words
+MOST_FITS = 1000  # that one call may tell of
+HUGE = 1e15  # no count, no loss and no time is larger
+
+
 def answer_of(name: str, reply: Parcel | Failure, to: str) -> Answer:
-    """A site's answer, if it is one to the message with digest `to`."""
+    """A site's answer, if it is one to the message with digest `to`; anything else is that site's failure."""
     if isinstance(reply, Failure):
         return Answer(name, failure=reply)
-    if reply.head.get("to") != to:
-        found = str(reply.head.get("to"))[:12]
-        return Answer(name, failure=Failure("refused", f"the reply answers message {found}, awaited was {to[:12]}"))
     try:
-        answer = wire.answer_from_json(reply.head["answer"], reply.blocks.get("frame", b""))
-        sound = answer.client == name and isinstance(answer.digest, str) and answer.seconds >= 0
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        return Answer(name, failure=Failure("refused", f"the reply is malformed: {type(error).__name__} {error}"))
-    if not sound:
+        if reply.head.get("to") != to:
+            found = str(reply.head.get("to"))[:12]
+            raise PayloadError(f"the reply answers message {found}, awaited was {to[:12]}")
+        if "refused" in reply.head:
+            return Answer(name, failure=Failure("refused", str(reply.head["refused"])[:LONGEST]))
+        head = reply.head["answer"]
+        if head["client"] != name:
+            raise PayloadError("the reply is malformed: it is another client's")
         return Answer(
-            name, failure=Failure("refused", "the reply is malformed: it is another client's, or has no facts")
+            name,
+            reply.blocks.get("frame", b""),
+            _failure(head["failure"]),
+            _text(head["digest"], "digest"),
+            _number(head["seconds"], "seconds", least=0.0),
+            tuple(_trained(fit) for fit in _listed(head["trained"])),
         )
-    return answer
+    except PayloadError as error:
+        why = str(error)
+    except Exception as error:  # of a head that is anything at all
+        why = f"the reply is malformed: {type(error).__name__} {str(error)[:100]}"
+    return Answer(name, failure=Failure("refused", why))
+
+
+def _failure(head: Any) -> Failure | None:
+    if head is None:
+        return None
+    kind = head["kind"]
+    if kind == "storage":  # a matter of that site alone, which must not end the run
+        kind = "unavailable"
+    if kind not in KINDS:
+        raise PayloadError(f"the reply is malformed: there is no failure of kind {str(kind)[:40]!r}")
+    return Failure(kind, _text(head["message"], "message"), _text(head["detail"], "detail"))
+
+
+def _listed(fits: Any) -> Sequence[Any]:
+    if not isinstance(fits, list | tuple) or len(fits) > MOST_FITS:
+        raise PayloadError("the reply is malformed: 'trained' is no list of what was trained")
+    return fits
+
+
+def _trained(fit: Any) -> Trained:
+    # a loss that is not finite is what training can come to; it is left out of the mean
+    loss = fit["loss"]
+    known = not isinstance(loss, float) or math.isfinite(loss)
+    return Trained(
+        _number(loss, "loss") if known else math.nan, _count(fit["samples"], "samples"), _count(fit["steps"], "steps")
+    )
+
+
+def _number(value: Any, what: str, least: float = -HUGE) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= HUGE:
+        raise PayloadError(f"the reply is malformed: {what} is {str(value)[:40]}")
+    return float(value)
+
+
+def _count(value: Any, what: str) -> int:
+    if type(value) is not int or not 0 <= value <= HUGE:
+        raise PayloadError(f"the reply is malformed: {what} is {str(value)[:40]}")
+    return value
+
+
+def _text(value: Any, what: str) -> str:
+    if not isinstance(value, str):
+        raise PayloadError(f"the reply is malformed: {what} is no text")
+    return value[:LONGEST]

@@ -14,7 +14,7 @@ from polyfed.core.payload import Payload, Value
 from polyfed.core.tables import ClassTable
 from polyfed.guards.clipping import PrivacyError, as_rows, clip_rows, from_rows, leaves
 from polyfed.guards.measured import measured_sensitivity
-from polyfed.guards.noise import digest, gaussian
+from polyfed.guards.noise import digest, gaussian, short_name
 from polyfed.guards.settings import Protection
 
 
@@ -22,13 +22,14 @@ from polyfed.guards.settings import Protection
 class PrivacyGuard:
     """Protects the fields that it knows; other fields of a reply pass as they are.
 
-    Noise is drawn under the client's, the round's and the step's names, the secret, and the value that it hides. The
-    same call repeated gives the same bytes; another value under the same names, as when a round is repeated with
-    other clients, gets noise of its own, since noise used twice could be subtracted.
+    Noise is drawn under the client's, the round's and the step's names, the secret, the value that it hides and its
+    own deviation. The same call repeated gives the same bytes; another value under the same names, as when a round is
+    repeated with other clients, or the same value with more or less noise, as in another run, gets noise of its own,
+    since noise used twice could be subtracted.
     """
 
     protections: tuple[Protection, ...]
-    secret: str = ""  # of the client's owner; without one, who knows the run's seed knows the noise
+    secret: str = ""  # of the client's owner for this run; without one, who knows the run's seed knows the noise
 
     def prepare(self, client: Client, call: Call) -> None:
         bounds = [p.bound for p in self.protections if p.bound is not None and set(p.steps) & set(call.steps)]
@@ -36,14 +37,16 @@ class PrivacyGuard:
 
     def protect(
         self, client: Client, call: Call, reply: Mapping[str, Value], msg: Payload, released: Released
-    ) -> tuple[dict[str, Value], dict[str, int]]:
-        made, counts = dict(reply), dict(released)
+    ) -> tuple[dict[str, Value], Released]:
+        made, known = dict(reply), dict(released)
         for one in self.protections:
             if one.field in reply:
-                self._check_plan(one, call, counts.get(one.field, 0))
-                counts[one.field] = counts.get(one.field, 0) + 1
-                made[one.field] = self._protected(one, client, call, reply[one.field], msg)
-        return made, counts
+                before = known.get(one.field, ())
+                made[one.field], release = self._protected(one, client, call, reply[one.field], msg)
+                if release not in before:  # else it is what left before, bit by bit
+                    self._check_plan(one, call, len(before))
+                    known[one.field] = [*before, release]
+        return made, known
 
     def _check_plan(self, one: Protection, call: Call, before: int) -> None:
         """No release beyond those that the noise was calibrated for."""
@@ -52,11 +55,14 @@ class PrivacyGuard:
         again = any(name in one.steps and "." in label for name, label in zip(call.steps, call.labels, strict=True))
         if before >= one.limit or (again and not one.counted):
             raise PrivacyError(
-                f"field '{one.field}' would leave more often than its noise was calibrated for ({one.limit} times); "
+                f"field '{one.field}' would leave more often than was planned for its noise ({one.limit} times); "
                 f"set privacy.{one.field}.releases to how often a client sends it in the whole run"
             )
 
-    def _protected(self, one: Protection, client: Client, call: Call, value: Value, msg: Payload) -> Value:
+    def _protected(
+        self, one: Protection, client: Client, call: Call, value: Value, msg: Payload
+    ) -> tuple[Value, str]:
+        """The field as it may leave, and what this release is called."""
         label = "+".join(call.labels)
         if one.bound is not None and not (isinstance(value, ClassTable) and value.bound == one.bound):
             raise PrivacyError(
@@ -71,9 +77,10 @@ class PrivacyGuard:
         sigma = one.sigma
         if sigma is None:
             sigma = one.multiplier * measured_sensitivity(client, one.field, rows.shape[1], label)
-        name = (self.secret, client.seed, "privacy", one.field, client.name, call.round, label, digest(rows))
+        how = (repr(sigma), one.unit, str(tuple(rows.shape)))
+        name = (self.secret, client.seed, "privacy", one.field, client.name, call.round, label, digest(rows), *how)
         noisy = rows + sigma * gaussian(rows.numel(), *name).reshape(rows.shape)
-        return from_rows(one.field, value, noisy if base is None else noisy + base)
+        return from_rows(one.field, value, noisy if base is None else noisy + base), short_name(*name)
 
 
 def _base(one: Protection, value: Value, msg: Payload) -> Tensor | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from polyfed.core.method import Method
-from polyfed.core.schema import Field, Scalar, Table, Tensors
+from polyfed.core.schema import Dim, Field, Scalar, Table, Tensors, Tree, Weights
 from polyfed.core.step import Messages
 from polyfed.core.tables import Bound
 from polyfed.errors import InputError, nearest
@@ -15,6 +15,8 @@ from polyfed.guards import account
 from polyfed.guards.measured import classic_multiplier
 
 Unit = Literal["row", "message"]
+ROW_GUARANTEE = "one sample replaced by another of its class, with the client's model taken as known"
+MESSAGE_GUARANTEE = "any change of the client's data"
 
 
 class Asked(Protocol):
@@ -63,7 +65,7 @@ class Protection:
     min_count: int | None
     relative_to: str | None
     measured: bool
-    limit: int | None  # releases that a client may make; none: as many as happen, each of them counted
+    limit: int | None  # distinct releases that a client may make; none: as many as happen, each of them counted
     planned: int | None  # releases that the noise was calibrated for
     counted: bool  # whether a step may run more than once a round, since the number of releases is known otherwise
     beside: str = ""  # what leaves with the field as it is
@@ -88,9 +90,9 @@ class Protection:
         """For which change of a client's data the epsilon holds."""
         if self.measured:
             return "none: the sensitivity was measured, not bounded"
-        if self.unit == "message":
-            return "any change of the client's data"
-        return "one sample replaced by another of its class, with the client's model taken as known"
+        if self.unit == "row":
+            return ROW_GUARANTEE
+        return MESSAGE_GUARANTEE + (f" that leaves as it is: {self.beside}" if self.beside else "")
 
 
 def senders(method: Method) -> dict[str, tuple[str, ...]]:
@@ -121,11 +123,14 @@ def _resolved(
     field: str, asked: Asked, method: Method, steps: tuple[str, ...], schedule: Schedule, multiplier: float | None
 ) -> Protection:
     kinds = [getattr(type(method), name).messages.up[field] for name in steps]
-    by_row = all(_has_rows(kind) for kind in kinds)
+    by_row = all(_has_rows(kind, method) for kind in kinds)
     unit: Unit = asked.unit if asked.unit != "auto" else "row" if by_row else "message"
     _check_kind(field, kinds, unit, by_row)
     if asked.min_count is not None and not (unit == "row" and all(isinstance(kind, Table) for kind in kinds)):
-        raise InputError(f"privacy.{field}.min_count is for rows of class means, which '{field}' does not have")
+        raise InputError(
+            f"privacy.{field}.min_count is for class means protected row by row, which '{field}' does not have or "
+            "which unit: message is not"
+        )
     if asked.relative_to is not None:
         for name in steps:
             down = getattr(type(method), name).messages.down
@@ -139,7 +144,8 @@ def _resolved(
     finishes = type(method).finish is not Method.finish
     limit = asked.releases or (schedule.rounds + finishes) * len(steps)
     whole_run = asked.epsilon is not None and not asked.per_release and not measured
-    planned = limit * schedule.attempts if whole_run else None
+    limit *= schedule.attempts  # a round that is tried again may release other values
+    planned = limit if whole_run else None
     if multiplier is None:
         multiplier = _multiplier(field, asked, planned)
     return Protection(
@@ -169,20 +175,31 @@ def _multiplier(field: str, asked: Asked, planned: int | None) -> float:
     return account.multiplier(asked.epsilon, asked.delta, planned or 1)
 
 
-def _has_rows(kind: Field) -> bool:
-    """Class tables, and tensors whose first axis counts samples or classes."""
-    return isinstance(kind, Table) or (isinstance(kind, Tensors) and len(kind.dims) > 1)
+def _has_rows(kind: Field, method: Method) -> bool:
+    """Rows of which one sample touches one at most: only then is 2 clip what it can move in all of them together."""
+    rows = isinstance(kind, Table) or (isinstance(kind, Tensors) and len(kind.dims) > 1)
+    return rows and kind.has_own_rows(method)
 
 
 def _beside(kinds: list[Field]) -> str:
     """What noise does not touch in a protected field."""
-    if any(isinstance(kind, Table) and kind.counts for kind in kinds):
-        return "which classes have a row, and how many samples are behind it"
+    found = []
     if any(isinstance(kind, Table) for kind in kinds):
-        return "which classes have a row"
-    if all(isinstance(kind, Tensors) for kind in kinds):
-        return "how many rows there are"
-    return "how many batches BatchNorm has counted"
+        found.append("which classes have a row")
+    if any(isinstance(kind, Table) and kind.counts for kind in kinds):
+        found.append("how many samples are behind it")
+    if any(isinstance(kind, Tensors) and not all(_is_common(dim) for dim in kind.dims) for kind in kinds):
+        found.append("how many rows there are")
+    if any(isinstance(kind, Weights | Tree) for kind in kinds):
+        found.append("how many batches BatchNorm has counted")
+    if any(kind.optional for kind in kinds):
+        found.append("whether the field is there")
+    return ", and ".join(found)
+
+
+def _is_common(dim: Dim) -> bool:
+    """Whether a dimension is the same for every client with this model, whatever its data."""
+    return isinstance(dim, int) or dim in ("classes", "features")
 
 
 def _check_kind(field: str, kinds: list[Field], unit: Unit, by_row: bool) -> None:
@@ -192,7 +209,10 @@ def _check_kind(field: str, kinds: list[Field], unit: Unit, by_row: bool) -> Non
         if isinstance(kind, Tensors | Table) and not kind.dtype.is_floating_point:
             raise InputError(f"privacy: '{field}' holds {kind.dtype}, which noise cannot protect; only floats can be")
     if unit == "row" and not by_row:
-        raise InputError(f"privacy.{field}.unit is 'row', but '{field}' has no rows; use 'message'")
+        raise InputError(
+            f"privacy.{field}.unit is 'row', but '{field}' has no rows of which one sample touches one at most; use "
+            "'message'"
+        )
 
 
 def _check_counts(found: list[Protection]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from polyfed.guards import account
-from polyfed.guards.settings import Protection
+from polyfed.guards.settings import MESSAGE_GUARANTEE, ROW_GUARANTEE, Protection
 
 NOTHING_LEFT = {"raised", "storage"}  # failures at the client before a reply; all others may have followed one
 
@@ -38,6 +38,7 @@ def spent(
                 counts[field][client] = counts[field].get(client, 0) + count
     bounded = [one for one in protections if not one.measured]
     delta = max((one.delta for one in bounded), default=None)
+    joint = _joint_guarantee(bounded)
 
     def cost(fields: Sequence[Protection], client: str, at: float) -> float:
         return account.epsilon(((one.multiplier, counts[one.field].get(client, 0)) for one in fields), at)
@@ -63,6 +64,7 @@ def spent(
                 # all bounded fields together, over all rounds
                 "epsilon": None if delta is None else cost(bounded, name, delta),
                 "delta": delta,
+                "holds_for": joint,
                 "releases": {one.field: counts[one.field].get(name, 0) for one in protections},
             }
             for name in names
@@ -70,3 +72,11 @@ def spent(
         "no_guarantee": [one.field for one in protections if one.measured],
         "unprotected": list(unprotected),
     }
+
+
+def _joint_guarantee(bounded: Sequence[Protection]) -> str | None:
+    """For which change of the data several fields' joint epsilon holds: the least of what it holds for alone."""
+    if any(one.unit == "row" for one in bounded):
+        return ROW_GUARANTEE
+    beside = "; ".join(dict.fromkeys(one.beside for one in bounded if one.beside))
+    return (MESSAGE_GUARANTEE + (f" that leaves as it is: {beside}" if beside else "")) if bounded else None

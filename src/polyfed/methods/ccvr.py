@@ -142,7 +142,7 @@ class CCVR(Method):
         server.state |= {"model": weights_of(model), "calibrated": True}
         everyone.call(self.take_head, shared={"head": weights_of(model.head)})
 
-    @step(down={"model": Weights(optional=True)}, up={"statistics": Table(_width, counts=True)})
+    @step(down={"model": Weights(optional=True)}, up={"statistics": Table(_width, counts=True, by_sample=True)})
     def describe(self, client: Client, msg: Payload) -> Reply:
         """n_c, mu_c and Sigma_c of the features of every class here."""
         if len(msg):

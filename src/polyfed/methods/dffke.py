@@ -68,7 +68,7 @@ class DFFKE(Method):
     """
 
     transfer: Literal["decoder", "dataset"] = "decoder"  # what is exchanged on: synthetic images, or a public set
-    public: str = "digits"  # with `transfer: dataset`, which one; its labels are not used
+    public: str | None = None  # with `transfer: dataset`, which one, not the clients' own; its labels are not used
     public_samples: int = 1000  # images of the public set that are used, at most
     tau: float = 0.98  # share of its training samples that a client shall be right about before it stops training
     max_local_epochs: int = 100  # after which it stops in any case
@@ -103,6 +103,8 @@ class DFFKE(Method):
         reject_zero(self, "width", "decoder_channels", "batch", "lr")
         if not 0 < self.tau <= 1:
             raise InputError(f"method.tau is {self.tau}; a share above 0 and up to 1 is needed")
+        if self.transfer == "dataset" and self.public is None:
+            raise InputError("method.transfer is 'dataset', which needs method.public: the name of a dataset to use")
         if self.transfer == "dataset" and self.learns_codes:
             raise InputError("method.fke_embedding_loss is on, but with transfer: dataset there is no common space")
         for name, least in (("teachers", 1), ("public_samples", 1), ("max_local_epochs", 1), ("buffer", 0)):
@@ -111,8 +113,11 @@ class DFFKE(Method):
 
     def init(self, server: Server) -> None:
         server.state = {"docking": {}, "decoder": {}, "shelf": Shelf().state(), "archive": {}, "introduced": {}}
-        if self.transfer == "dataset":
-            server.state["public"] = public_images(self.public, self.public_samples, server.stream("public"))
+        if (public := self.public_dataset()) is not None:
+            server.state["public"] = public_images(public, self.public_samples, server.stream("public"))
+
+    def public_dataset(self) -> str | None:
+        return self.public if self.transfer == "dataset" else None
 
     def round(self, server: Server, cohort: Cohort) -> None:
         ask = self.ask_on_public_set if self.transfer == "dataset" else self.ask_on_synthetic_images
@@ -180,9 +185,9 @@ class DFFKE(Method):
     @step(
         up={
             "model": Weights("model"),
-            "embeddings": Tensors((_samples, "features")),
+            "embeddings": Tensors((_samples, "features"), by_sample=True),
             "labels": Tensors((_samples,), torch.int32, optional=True),
-            "outputs": Tensors((_samples, "classes"), optional=True),
+            "outputs": Tensors((_samples, "classes"), optional=True, by_sample=True),
             "docking": Tree(optional=True),
         }
     )
@@ -238,7 +243,10 @@ class DFFKE(Method):
         again = cohort.call(self.embed_again, each=sent)
         return {name: reply.tensor("codes") for name, reply in again.items() if "codes" in reply}
 
-    @step(down={"docking": Tree(optional=True)}, up={"codes": Tensors((_samples, _width), optional=True)})
+    @step(
+        down={"docking": Tree(optional=True)},
+        up={"codes": Tensors((_samples, _width), optional=True, by_sample=True)},
+    )
     def embed_again(self, client: Client, msg: Payload) -> Reply:
         """Step 4 as released: from clean samples, whatever noise the docking layers were trained with."""
         if "docking" not in msg:

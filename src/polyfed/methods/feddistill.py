@@ -31,6 +31,11 @@ from polyfed.core.tables import mean_over_clients
 from polyfed.training.losses import masked_mean, soft_cross_entropy
 
 
+def _in_evaluation_mode(method: object) -> bool:
+    """Means seen while training mix the samples of a batch where a model has BatchNorm."""
+    return isinstance(method, FedDistill) and method.collect == "after"
+
+
 @register("feddistill", "fd")
 @dataclass(frozen=True)
 class FedDistill(Method):
@@ -71,7 +76,10 @@ class FedDistill(Method):
         """Per class the mean over the clients behind it, uniformly; (M g_c - g_kc) / (M - 1) without client k."""
         return mean_over_clients([t for name, t in shares.items() if name != but], width=server.classes)
 
-    @step(down={"outputs": Table("classes")}, up={"outputs": Table("classes", counts=True)})
+    @step(
+        down={"outputs": Table("classes")},
+        up={"outputs": Table("classes", counts=True, by_sample=_in_evaluation_mode)},
+    )
     def train(self, client: Client, msg: Payload) -> Reply:
         target, known = msg.table("outputs").dense(client.classes)
         online = ClassMeans(client.classes)

@@ -67,7 +67,7 @@ class FedGH(Method):
         if not self.untrained_head:
             self.train_head(server, [reply.table("means") for reply in got.values()])
 
-    @step(down={"head": Weights("head")}, up={"means": Table("features", counts=True)})
+    @step(down={"head": Weights("head")}, up={"means": Table("features", counts=True, by_sample=True)})
     def train(self, client: Client, msg: Payload) -> Reply:
         client.load(msg.weights("head"), into=client.model.head)  # h_k <- h
         client.fit()  # CE through extractor and head

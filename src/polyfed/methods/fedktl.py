@@ -141,7 +141,7 @@ class FedKTL(Method):
             "simplex": Tensors(("classes", "classes"), optional=True),
             "projection": Tree(optional=True),
         },
-        up={"directions": Table("classes", counts=True), **{side: Scalar() for side in IMAGE}},
+        up={"directions": Table("classes", counts=True, by_sample=True), **{side: Scalar() for side in IMAGE}},
     )
     def train(self, client: Client, msg: Payload) -> Reply:
         client.state |= {name: value for name, value in msg.items() if name in ("simplex", "projection")}

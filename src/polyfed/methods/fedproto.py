@@ -33,6 +33,11 @@ from polyfed.core.tables import mean_over_clients
 from polyfed.training.losses import masked_mean
 
 
+def _in_evaluation_mode(method: object) -> bool:
+    """Means seen while training mix the samples of a batch where a model has BatchNorm."""
+    return isinstance(method, FedProto) and method.collect == "after"
+
+
 @register("fedproto")
 @dataclass(frozen=True)
 class FedProto(Method):
@@ -70,7 +75,10 @@ class FedProto(Method):
         fresh = mean_over_clients(tables, width=server.features, by_count=self.weights == "counts")  # P_c
         server.state["prototypes"] = known.updated(fresh)
 
-    @step(down={"prototypes": Table("features")}, up={"prototypes": Table("features", counts=True)})
+    @step(
+        down={"prototypes": Table("features")},
+        up={"prototypes": Table("features", counts=True, by_sample=_in_evaluation_mode)},
+    )
     def train(self, client: Client, msg: Payload) -> Reply:
         client.state["prototypes"] = msg["prototypes"]
         prototypes, known = msg.table("prototypes").dense(client.classes)

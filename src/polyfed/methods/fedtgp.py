@@ -65,7 +65,7 @@ class FedTGP(Method):
         cohort.measure("personal", "global")  # clients are evaluated while the server trains
         self.train_prototypes(server, [reply.table("prototypes") for reply in got.values()])
 
-    @step(down={"prototypes": Table("features")}, up={"prototypes": Table("features", counts=True)})
+    @step(down={"prototypes": Table("features")}, up={"prototypes": Table("features", counts=True, by_sample=True)})
     def train(self, client: Client, msg: Payload) -> Reply:
         client.state["prototypes"] = msg["prototypes"]
         prototypes, known = msg.table("prototypes").dense(client.classes)

@@ -6,7 +6,8 @@ Niu, Dong, Qin; 2025, Algorithm 1 (variational transposed convolution).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -46,7 +47,7 @@ def _decoder_layout(features: int, image: tuple[int, ...], size: str, norm: str)
         return layout(transposed_decoder(features, image, size, norm))
 
 
-STATISTICS = {"prototypes": Table("features"), "deviation": Tensors(("features",))}
+STATISTICS = {"prototypes": Table("features", by_sample=True), "deviation": Tensors(("features",))}
 DECODER = {"decoder": Tree(layout=_layout)}
 PERHAPS = {"decoder": Tree(layout=_layout, optional=True)}
 
@@ -147,19 +148,29 @@ class FedVTC(Method):
     def turns(self, client: Client) -> Iterator[Samples]:
         """What model and decoder are trained on before it is the other's turn."""
         settings = client.settings
-        for epoch in range(settings.epochs if settings.steps is None else 1):
-            if self.alternate == "epoch":
-                yield client.train
-            else:
-                order = torch.randperm(len(client.train), generator=client.stream(f"batches {epoch}"))
-                yield from map(client.train.subset, torch.split(order, settings.batch_size))
+        if self.alternate == "epoch":
+            yield from itertools.repeat(client.train, settings.epochs if settings.steps is None else 1)
+        elif len(client.train):
+            epochs = range(settings.epochs) if settings.steps is None else itertools.count()
+            yield from itertools.islice(self.single_batches(client, epochs), settings.steps)
+
+    def single_batches(self, client: Client, epochs: Iterable[int]) -> Iterator[Samples]:
+        for epoch in epochs:
+            order = torch.randperm(len(client.train), generator=client.stream(f"batches {epoch}"))
+            yield from map(client.train.subset, torch.split(order, client.settings.batch_size))
+
+    def steps_of_a_turn(self, client: Client) -> int | None:
+        """How many steps model or decoder take before it is the other's turn; none: as many as there are batches."""
+        return client.settings.steps if self.alternate == "epoch" else None
 
     def bound(self, client: Client, msg: Payload) -> Bound:
         """L_tc at a client, with the decoder and the deviations that it is of."""
         decoder, deviation = self.own_decoder(client), Deviation(msg.tensor("deviation"))
         prototypes, known = msg.table("prototypes").dense(client.classes)
-        pulled = known if self.skip_unknown else torch.ones_like(known)
         counts = torch.bincount(client.train.labels, minlength=client.classes)
+        pulled = known if self.skip_unknown else torch.ones_like(known)
+        if client.bound is not None:  # classes of too few samples are not sent, so that nothing comes back for them
+            pulled = known | (pulled & (counts >= client.bound.count))
         weighted = counts if self.class_balance == "weights" else None
         return Bound(decoder, deviation, prototypes, pulled, weighted, self.matching, self.reduction)
 
@@ -175,7 +186,7 @@ class FedVTC(Method):
             return F.cross_entropy(client.model.head(z), y), bound.loss(x, y, z, sigma, made, again)
 
         with frozen(bound.decoder):
-            client.fit(loss, samples=part, epochs=1, steps=client.settings.steps, purpose=f"model {turn}")
+            client.fit(loss, samples=part, epochs=1, steps=self.steps_of_a_turn(client), purpose=f"model {turn}")
 
     def train_decoder(self, client: Client, bound: Bound, part: Samples, turn: int) -> int:
         """Pass B: psi and sigma on L_tc, with f frozen; how many steps it took."""
@@ -190,7 +201,12 @@ class FedVTC(Method):
             return bound.loss(x, y, z, sigma, made, again)
 
         modules, optimizer = [bound.decoder, bound.deviation], self.decoder_optimizer or usual.optimizer
-        how = {"epochs": 1, "steps": usual.steps, "lr": self.decoder_lr or usual.lr, "optimizer": optimizer}
+        how = {
+            "epochs": 1,
+            "steps": self.steps_of_a_turn(client),
+            "lr": self.decoder_lr or usual.lr,
+            "optimizer": optimizer,
+        }
         with frozen(client.model):
             return client.fit(loss, samples=part, modules=modules, purpose=f"decoder {turn}", **how).steps  # type: ignore[arg-type]
 

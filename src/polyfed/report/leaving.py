@@ -86,16 +86,18 @@ def protection(config: Mapping[str, Any], name: str) -> str | None:
 
 def spending(privacy: Mapping[str, Any], clients: Iterable[str]) -> list[str]:
     """What a result says of the privacy that was spent, in sentences, for some clients."""
-    by_client = privacy.get("clients", {})
+    clients, by_client = list(clients), privacy.get("clients", {})
     costs = [(by_client[c]["epsilon"], by_client[c]["delta"]) for c in clients if c in by_client]
     known = [(epsilon, delta) for epsilon, delta in costs if epsilon is not None]
+    change = next((by_client[c].get("holds_for") for c in clients if c in by_client), None)
     said = []
     if known:
         low, high = min(e for e, _ in known), max(e for e, _ in known)
         amount = f"{high:.4g}" if f"{low:.4g}" == f"{high:.4g}" else f"{low:.4g} to {high:.4g} by client"
         said.append(
             f"Privacy spent in the whole run, all protected fields together: epsilon {amount} at delta "
-            f"{known[0][1]:g}. It says nothing of what is not protected."
+            f"{known[0][1]:g}{f', for {change}' if change else ''}. It says nothing of what is not protected, and "
+            "what other runs on the same data spent comes on top."
         )
     for name, facts in privacy.get("fields", {}).items():
         if name in privacy.get("no_guarantee", ()):

@@ -11,6 +11,8 @@ from polyfed.core.codec import announce
 from polyfed.errors import StateError
 from polyfed.runs.files import sync_file, sync_folder, write_whole
 
+RELEASES = ".releases"  # the end of a file's name; states end in a number
+
 
 class FolderStore:
     """States by client and by the number of the call that led to them."""
@@ -53,11 +55,28 @@ class FolderStore:
             if frame[4:36].hex() != digests[client]:
                 raise StateError(f"the state of client {client} is not the one that was saved")
 
+    def read_releases(self, client: str) -> bytes:
+        """What a client has released so far, whatever its state; empty if there is no record yet."""
+        try:
+            return self._releases(client).read_bytes()
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise StateError(
+                f"what client {client} has released cannot be read in {self.folder}: {error.strerror}"
+            ) from None
+
+    def write_releases(self, client: str, data: bytes) -> None:
+        write_whole(self._releases(client), data)
+
+    def _releases(self, client: str) -> Path:
+        return self.folder / f"{quote(client, safe='')}{RELEASES}"
+
     def keep_only(self, needed: Sequence[Mapping[str, int]]) -> None:
         """Remove every file that none of these sets of states refers to, such as those of a run that was killed."""
         wanted = {self.path(client, version).name for states in needed for client, version in states.items()}
         for path in self.folder.iterdir():
-            if path.name not in wanted:
+            if path.name not in wanted and path.suffix != RELEASES:
                 with contextlib.suppress(OSError):
                     path.unlink()
 

@@ -53,6 +53,7 @@ class Handmade:
     seed: int = 0
     global_test: Samples | None = None
     guard: Guard | None = None
+    secret: str = ""
 
     def make(self, name: str) -> Client:
         return next(client for client in (make() for make in self.clients) if client.name == name)

@@ -14,6 +14,7 @@ from polyfed.training.samples import EVALUATION_BATCH
 
 Direction = Literal["forward", "reverse", "jeffreys"]
 SMALLEST = 1e-8  # probability of a teacher, whose logarithm is taken
+ROUNDING = 1e-4  # by which probabilities in single precision may miss 1
 
 
 class Lesson(NamedTuple):
@@ -22,6 +23,13 @@ class Lesson(NamedTuple):
     images: Tensor
     target: Tensor
     code: Tensor | None = None
+
+
+def as_probabilities(rows: Tensor) -> Tensor:
+    """Rows that noise was added to, as probabilities again; rows that are such already stay as they are."""
+    sound = (rows >= 0).all(1, keepdim=True) & ((rows.sum(1, keepdim=True) - 1).abs() < ROUNDING)
+    above = rows.clamp(min=SMALLEST)
+    return torch.where(sound, rows, above / above.sum(1, keepdim=True))
 
 
 def divergence(logits: Tensor, target: Tensor, direction: Direction = "forward") -> Tensor:
@@ -74,7 +82,7 @@ def learn(
             continue
         optimizer.zero_grad(set_to_none=True)
         features = encoder(images)
-        loss = divergence(classifier(features), target, direction)
+        loss = divergence(classifier(features), as_probabilities(target), direction)
         if docking is not None and code is not None:
             loss = loss + F.mse_loss(docking(features), code)
         loss.backward()  # type: ignore[no-untyped-call]

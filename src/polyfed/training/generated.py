@@ -1,9 +1,9 @@
-"""Labelled images that a decoder makes whenever they are walked over; never are all of them in memory."""
+"""Labelled images that a decoder makes whenever they are walked over, some at a time: a batch, or CHUNK if more."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,9 @@ class Generated(Samples):
     decoder: nn.Module
     centres: Tensor  # (classes, width)
     deviation: Tensor  # (width,)
+
+    def subset(self, indices: Tensor) -> Generated:
+        return replace(self, images=self.images[indices], labels=self.labels[indices])
 
     def batches(
         self, size: int, *, shuffle: torch.Generator | None = None, drop_single: bool = False
