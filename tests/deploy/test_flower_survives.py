@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,9 @@ def test_who_is_killed_comes_back_and_nothing_is_lost_or_counted_twice(tmp_path:
             self.calls += 1
             return super().online() - ({"ben"} if self.calls == killed_in else set())
 
+    for name in models:  # a site's digests of its states are keyed with its secret
+        (tmp_path / "direct" / name).mkdir(parents=True)
+        shutil.copy(members.folder / name / "privacy.secret", tmp_path / "direct" / name)
     brings = {name: own(name, data[name], model, tmp_path / "direct" / name) for name, model in models.items()}
     expected = run_over(WithoutBen(sites(tmp_path / "direct", brings).sites), SETTING, tmp_path / "expected")
     assert result["state_hash"] == expected["state_hash"]
