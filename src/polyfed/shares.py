@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,15 +24,20 @@ def shares(
     return {
         "class_names": list(data.class_names),
         "clients": [
-            {
-                "name": profile.name,
-                "model": profile.architecture,
-                "numbers": sum(math.prod(shape) for _, shape, _ in profile.model),
-                "train": _counts(train[own]),
-                "test": _counts(np.asarray(tested)[held_out]),
-            }
+            entry(profile, _counts(train[own]), _counts(np.asarray(tested)[held_out]))
             for profile, own, held_out in zip(roster, partition.train, tests, strict=True)
         ],
+    }
+
+
+def entry(profile: Profile, train: Mapping[str, int], test: Mapping[str, int]) -> dict[str, Any]:
+    """One client in `clients.json`, with its samples by class."""
+    return {
+        "name": profile.name,
+        "model": profile.architecture,
+        "numbers": profile.size,
+        "train": dict(train),
+        "test": dict(test),
     }
 
 

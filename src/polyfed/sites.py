@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -32,6 +31,7 @@ from polyfed.models import ModelSpec, SplitModel, build, from_module, names, reg
 from polyfed.models.slicing import Family
 from polyfed.plan import Plan
 from polyfed.runs.folder import RunFolder
+from polyfed.shares import entry
 from polyfed.training import Samples
 
 SITES = "sites"  # the dataset's name in a config where every site brings its own
@@ -183,14 +183,7 @@ class RemoteFederation(_Agreed):
                 {
                     "class_names": list(self.class_names),
                     "clients": [
-                        {
-                            "name": profile.name,
-                            "model": profile.architecture,
-                            "numbers": sum(math.prod(shape) for _, shape, _ in profile.model),
-                            "train": dict(offer.train),
-                            "test": {},
-                        }
-                        for profile, offer in zip(roster, self.offers, strict=True)
+                        entry(profile, offer.train, {}) for profile, offer in zip(roster, self.offers, strict=True)
                     ],
                 }
             )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests import small
 
 from polyfed.config import Config, parse
 from polyfed.core.engine import Failure
@@ -30,18 +31,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "lg-fedavg": {"method": {"name": "lg-fedavg"}},
     "fedproto": {"method": {"name": "fedproto"}},
     "fedl2g": {"method": {"name": "fedl2g"}},
-    "dffke": {
-        "method": {
-            "name": "dffke",
-            "width": 16,
-            "decoder_channels": 8,
-            "docking_steps": 5,
-            "least_steps": 8,
-            "max_local_epochs": 2,
-            "decoder_epochs": 1,
-            "exchange_epochs": 1,
-        }
-    },
+    "dffke": {"method": {"name": "dffke", **small.DFFKE}},
     "scaffold": {
         "method": {"name": "scaffold"},
         "splitting": "stage",

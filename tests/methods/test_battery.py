@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests import small
 
 import polyfed.methods
 from polyfed import catalogue, testing
@@ -24,15 +25,7 @@ METHODS = [name for name in catalogue.catalogue() if name != "fedktl"]
 # Fields that only say how much work is done: no check depends on them, and with the defaults they take seconds.
 SMALL: dict[str, dict[str, object]] = {
     "ccvr": {"virtual": 30, "epochs": 2},
-    "dffke": {
-        "width": 16,
-        "decoder_channels": 8,
-        "docking_steps": 5,
-        "least_steps": 8,
-        "max_local_epochs": 2,
-        "decoder_epochs": 1,
-        "exchange_epochs": 1,
-    },
+    "dffke": small.DFFKE,
     "fedgen": {"generator_steps": 5, "hidden": 32},
     "fedktl-lite": {"server_epochs": 3, "latent_width": 16},
     "fedtgp": {"server_epochs": 3},

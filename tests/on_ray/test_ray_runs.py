@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import small
 
 from polyfed import api
 from polyfed.errors import InputError
@@ -25,16 +26,7 @@ SETTING: dict[str, Any] = {
     "data": {"dataset": "digits", "limit": 240, "partition": {"scheme": "dirichlet", "alpha": 0.5}},
     "checkpoint": {"seconds": 0},
 }
-DFFKE: dict[str, Any] = {
-    "name": "dffke",
-    "width": 16,
-    "decoder_channels": 8,
-    "docking_steps": 5,
-    "least_steps": 8,
-    "max_local_epochs": 2,
-    "decoder_epochs": 1,
-    "exchange_epochs": 1,
-}
+DFFKE: dict[str, Any] = {"name": "dffke", **small.DFFKE}
 SCAFFOLD: dict[str, Any] = {
     "method": "scaffold",
     "models": {"group": "tiny-resnets"},

@@ -9,11 +9,11 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from tests import small
 
 from polyfed import api, report
 
-DFFKE = {"name": "dffke", "width": 16, "decoder_channels": 8, "docking_steps": 5, "least_steps": 8}
-DFFKE |= {"max_local_epochs": 2, "decoder_epochs": 1, "exchange_epochs": 1}
+DFFKE = {"name": "dffke", **small.DFFKE}
 NOISE = {"embeddings": {"clip": 1.0, "noise": 2.0}}
 
 
