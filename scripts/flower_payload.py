@@ -15,13 +15,13 @@ import time
 from pathlib import Path
 
 from polyfed.config import parse
-from polyfed.deploy.environment import require_flower
+from polyfed.deploy.processes import require_flower
 
 require_flower()
 
 from polyfed.deploy.coordinator import Coordinator  # noqa: E402  (Flower must be known to be there first)
 from polyfed.deploy.keys import new_authority, new_node_key, read_public_key  # noqa: E402
-from polyfed.deploy.registry import Registry  # noqa: E402
+from polyfed.deploy.site_registry import Registry  # noqa: E402
 from polyfed.runs.folder import RunFolder  # noqa: E402
 
 MODEL = """

@@ -73,14 +73,14 @@ def plug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (announced / "METADATA").write_text("Metadata-Version: 2.1\nName: plug\nVersion: 1.0\n")
     (announced / "entry_points.txt").write_text("[polyfed.methods]\nplug = plug\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    catalogue.catalogue.cache_clear()
+    catalogue.methods.cache_clear()
     yield
-    catalogue.catalogue.cache_clear()
+    catalogue.methods.cache_clear()
 
 
 @pytest.mark.usefixtures("plug")
 def test_fields_needs_and_sends_come_from_bases_and_own_ones_win() -> None:
-    heir = catalogue.catalogue()["plug-heir"]
+    heir = catalogue.methods()["plug-heir"]
     assert heir.options == [
         Option("first", "int", 1, "one"),
         Option("second", "str", "c", "two, changed"),
@@ -92,7 +92,7 @@ def test_fields_needs_and_sends_come_from_bases_and_own_ones_win() -> None:
 
 @pytest.mark.usefixtures("plug")
 def test_bases_in_other_files_are_followed() -> None:
-    known = catalogue.catalogue()
+    known = catalogue.methods()
     assert known["plug-averaging"].options == known["fedavg"].options != []
     assert known["plug-averaging"].requires == known["fedavg"].requires
     assert known["plug-averaging"].sends_up == known["fedavg"].sends_up

@@ -14,13 +14,13 @@ from torch import Tensor
 from polyfed.analysis.cka import linear_cka
 from polyfed.core.client import copy_into
 from polyfed.core.codec import decode
-from polyfed.core.looks import batch
+from polyfed.core.probes import batch
 from polyfed.errors import InputError
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.local import Local
-from polyfed.models.outputs import stage_outputs
+from polyfed.models.stage_outputs import stage_outputs
 from polyfed.runs.checkpoint import CLIENT_STATES
-from polyfed.testing.lab import Lab
+from polyfed.testing.toy_federation import Lab
 from polyfed.training import Samples
 from polyfed.training.samples import as_floats
 
@@ -152,11 +152,11 @@ def test_a_method_without_a_server_model_has_no_update_to_count() -> None:
 
 
 def test_without_test_samples_there_is_nothing_to_compare_on() -> None:
-    from polyfed import looking
     from polyfed.config import EvaluateConfig
+    from polyfed.federation import probes
 
     with pytest.raises(InputError, match=r"evaluate\.cka is true, but this dataset has no test part"):
-        looking.check(EvaluateConfig(cka=True), Local(), (), None)
+        probes.check(EvaluateConfig(cka=True), Local(), (), None)
 
 
 def test_the_samples_shown_are_spread_over_the_test_set() -> None:

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from polyfed.config import parse
-from polyfed.config_text import find
+from polyfed.config.sources import find
 from polyfed.data.catalogue import KNOWN
-from polyfed.federation import assign_models
+from polyfed.federation.simulation import assign_models
 from polyfed.models.decoders import transposed_decoder
 from polyfed.models.slicing import skeleton
 

@@ -86,7 +86,7 @@ def test_every_exception_is_still_needed() -> None:
 
 
 # Longer than others: a round of five phases, which belongs into one file like every other method.
-LONG = {"methods/dffke.py": 490}
+LONG = {"methods/dffke/method.py": 510}
 
 # no code from data, no global draws
 
@@ -178,9 +178,9 @@ def test_no_file_is_long(path: Path) -> None:
 # what lists show without importing anything is what the classes are
 
 
-@pytest.mark.parametrize("name", list(catalogue.catalogue()))
+@pytest.mark.parametrize("name", list(catalogue.methods()))
 def test_a_listed_method_is_the_real_one(name: str) -> None:
-    listed, kind = catalogue.catalogue()[name], catalogue.load(name)
+    listed, kind = catalogue.methods()[name], catalogue.load(name)
     assert issubclass(kind, Method)
     assert kind.name == name
     assert kind.__module__ == listed.module
@@ -203,5 +203,5 @@ def test_a_listed_method_is_the_real_one(name: str) -> None:
 
 
 def test_the_five_are_there() -> None:
-    assert {"local", "fedavg", "lg-fedavg", "feddistill", "fedproto"} <= catalogue.catalogue().keys()
+    assert {"local", "fedavg", "lg-fedavg", "feddistill", "fedproto"} <= catalogue.methods().keys()
     assert catalogue.load("fd") is catalogue.load("feddistill")

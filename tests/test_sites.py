@@ -16,12 +16,12 @@ from PIL import Image
 from polyfed.config import Config, parse
 from polyfed.core.engine import Answer, Call, Task
 from polyfed.core.host import Host
-from polyfed.data.own import load_own
+from polyfed.data.site_data import load_own
+from polyfed.deploy.site_federation import Offer, RemoteFederation, SiteFederation, site
 from polyfed.errors import InputError
 from polyfed.experiment import Experiment, versions
 from polyfed.runs.folder import RunFolder
-from polyfed.runs.store import FolderStore
-from polyfed.sites import Offer, RemoteFederation, SiteFederation, site
+from polyfed.runs.state_store import FolderStore
 
 CLASSES = ["ant", "bee", "cat"]
 OWN_MODEL = """

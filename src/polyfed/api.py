@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyfed import config_text
-from polyfed.config import Config, parse
+from polyfed.config import Config, parse, sources
 from polyfed.engines.zygote import WORKER
 from polyfed.errors import InputError
 from polyfed.runs.folder import RunFolder
@@ -40,18 +39,18 @@ def run(
         raise InputError(
             "polyfed.run was called while a worker imported this file; put the call under if __name__ == '__main__':"
         )
-    raw = config_text.copied(source) if isinstance(source, Mapping) else config_text.find(source)
+    raw = sources.copied(source) if isinstance(source, Mapping) else sources.find(source)
     for key, value in overrides.items():
-        config_text.put(raw, [key], value, key)
+        sources.put(raw, [key], value, key)
     if method is not None:
         raw["method"] = _method_entry(method)
         raw["imports"] = [*raw.get("imports", []), *_method_imports(method)]
     if isinstance(data, Dataset):
         # its folder in the cache, so that a resume finds it again
-        config_text.put(raw, ["data", "dataset"], data.name, "data")
-        config_text.put(raw, ["data", "root"], str(data.folder), "data")
+        sources.put(raw, ["data", "dataset"], data.name, "data")
+        sources.put(raw, ["data", "root"], str(data.folder), "data")
     elif data is not None:
-        config_text.put(raw, ["data"], dict(data), "data")
+        sources.put(raw, ["data"], dict(data), "data")
     return run_config(
         parse(raw),
         out=Path(out) if out else None,
@@ -64,8 +63,9 @@ def run_config(
     config: Config, *, out: Path | None = None, data: Dataset | None = None, observers: Sequence[Observer] = ()
 ) -> dict[str, Any]:
     """Run a checked config. A run that is already finished is not run again."""
-    from polyfed import catalogue, federation, trackers
+    from polyfed import catalogue, trackers
     from polyfed.experiment import Experiment, versions
+    from polyfed.federation import simulation
 
     if config.engine.name == "flower":
         raise InputError("engine flower reaches sites on other machines; start it with polyfed serve")
@@ -75,10 +75,10 @@ def run_config(
         return finished
     tracking = trackers.check(config.track)
     if data is None:
-        made = federation.from_config(config)
+        made = simulation.from_config(config)
     else:
-        federation.import_all(config.imports)
-        made = federation.from_parts(config, catalogue.make(config.method), federation.assign_models(config), data)
+        simulation.import_all(config.imports)
+        made = simulation.from_parts(config, catalogue.make(config.method), simulation.assign_models(config), data)
 
     def note(sentence: str) -> None:
         folder.event("note", message=sentence)

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 import torch
 
 import polyfed
-from polyfed import looking, nodes
 from polyfed.config import Config, size_in_bytes
 from polyfed.core.codec import decode, encode
 from polyfed.core.cohort import Cohort
@@ -28,11 +27,12 @@ from polyfed.engines import ray_cluster
 from polyfed.engines.pool import PoolEngine
 from polyfed.engines.serial import SerialEngine
 from polyfed.errors import PolyfedError, RunError
-from polyfed.federation import MAKER, Federation, host_of
-from polyfed.guards.spent import released
+from polyfed.federation import probes, ray_nodes
+from polyfed.federation.plan import Plan
+from polyfed.federation.simulation import MAKER, Federation, host_of
+from polyfed.federation.summary import summary
+from polyfed.guards.privacy_cost import released
 from polyfed.machine import available_cores
-from polyfed.plan import Plan
-from polyfed.results import summary
 from polyfed.runs.checkpoint import CLIENT_STATES, Checkpoint, Checkpoints
 from polyfed.runs.folder import RunFolder
 
@@ -197,7 +197,7 @@ class Experiment:
         measure(wanted)
         door.settle()
         if due:
-            looking.look(self.config.evaluate, door, server, selected)
+            probes.look(self.config.evaluate, door, server, selected)
         server.state = kept(server.state)
         for each in under_way:
             self._measured.update(each.result())
@@ -336,7 +336,7 @@ def make_engine(federation: Federation, store: Path, scratch: Path) -> Engine:
     if wanted.name == "serial":
         return SerialEngine(host_of(federation, store))
     if wanted.name == "ray":
-        return nodes.ray_engine(federation, store, scratch)
+        return ray_nodes.ray_engine(federation, store, scratch)
     workers = wanted.workers if isinstance(wanted.workers, int) else available_cores()
     workers = min(workers, max(1, federation.config.per_round))
     description = {**federation.describe(scratch), "store": str(store)}

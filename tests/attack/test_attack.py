@@ -12,10 +12,23 @@ import torch
 from PIL import Image
 
 from polyfed import api
-from polyfed.attack.attack import attack
-from polyfed.attack.inversion import Decoder, train
+from polyfed.attack.attacker import Decoder, train
+from polyfed.attack.reconstruction import attack
 from polyfed.cli.app import main
-from polyfed.core import Client, Cohort, Method, Payload, Reply, Sends, Server, Tensors, Weights, register, rng, step
+from polyfed.core import (
+    Client,
+    Cohort,
+    Method,
+    Payload,
+    Reply,
+    Sends,
+    Server,
+    TensorField,
+    WeightsField,
+    register,
+    rng,
+    step,
+)
 from polyfed.core.client import weights_of
 from polyfed.errors import InputError
 
@@ -34,7 +47,7 @@ class Embedding(Method):
         cohort.call(self.tell)
         cohort.call(self.go_on)
 
-    @step(up={"embeddings": Tensors(("samples", "features"), by_sample=True), "weights": Weights()})
+    @step(up={"embeddings": TensorField(("samples", "features"), by_sample=True), "weights": WeightsField()})
     def tell(self, client: Client, msg: Payload) -> Reply:
         client.fit()
         with torch.no_grad():

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyfed.attack.likeness import psnr, ssim
+from polyfed.attack.image_similarity import psnr, ssim
 
 
 def pictures(seed: int, channels: int = 1, side: int = 16) -> torch.Tensor:

@@ -61,10 +61,10 @@ def test_groups_datasets_and_presets(capsys: pytest.CaptureFixture[str]) -> None
 def test_every_preset_is_a_config_whose_method_and_models_exist() -> None:
     from polyfed import catalogue
     from polyfed.config import parse
-    from polyfed.config_text import find, preset_names
+    from polyfed.config.sources import find, preset_names
     from polyfed.data.catalogue import KNOWN
-    from polyfed.data.settings import settings_of
-    from polyfed.federation import assign_models
+    from polyfed.data.partition_settings import settings_of
+    from polyfed.federation.simulation import assign_models
 
     for name in preset_names():
         config = parse(find(name), name)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyfed.cli.sweeping import share_out
-from polyfed.config_text import find, override
+from polyfed.cli.sweep import share_out
+from polyfed.config.sources import find, override
+from polyfed.config.sweep import folder_name, plan, seeds_of, split_values
 from polyfed.errors import InputError
-from polyfed.sweep import folder_name, plan, seeds_of, split_values
 
 
 @pytest.mark.parametrize(

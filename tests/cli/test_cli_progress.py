@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from polyfed.cli.output import duration, put_result, size
 from polyfed.cli.progress import Board, Glance, Watcher, until
-from polyfed.cli.show import duration, put_result, size
 from polyfed.config import parse
 
 

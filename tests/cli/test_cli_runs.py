@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from polyfed.cli.app import main
-from polyfed.cli.show import size
+from polyfed.cli.output import size
 
 COMMAND = [sys.executable, "-c", "import sys; from polyfed.cli.app import main; sys.exit(main())"]
 SMALL = ["clients=4", "rounds=2", "data.partition.alpha=1", "data.limit=200", "evaluate.global=false"]
@@ -85,15 +85,15 @@ def test_check_writes_nothing_and_says_what_leaves(capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("method", ["local", "lg-fedavg", "feddistill", "fedproto", "fedavg"])
 def test_expected_bytes_bound_the_real_ones(method: str, capsys: pytest.CaptureFixture[str]) -> None:
-    from polyfed import federation
-    from polyfed.cli.checking import shares_of
-    from polyfed.cli.expected import expected
+    from polyfed.cli.check import shares_of
+    from polyfed.cli.expected_traffic import expected
     from polyfed.config import parse
-    from polyfed.config_text import find, override
+    from polyfed.config.sources import find, override
+    from polyfed.federation import simulation
 
     raw = override(find("quickstart"), [*SERIAL, f"method={method}", "models.group=[tiny-mlp]", "train.epochs=0"])
     config = parse(raw)
-    made = federation.from_config(config)
+    made = simulation.from_config(config)
     held = [len(share.classes) for share in shares_of(made)]
     traffic = expected(made.method, made.profiles(), held, config.per_round)
     texts = [*SERIAL, f"method={method}", "models.group=[tiny-mlp]", "train.epochs=0", "--out", "r", "--json", "-q"]
@@ -107,7 +107,7 @@ def test_expected_bytes_bound_the_real_ones(method: str, capsys: pytest.CaptureF
 
 
 def test_participation_bounds_a_round_by_its_largest_clients() -> None:
-    from polyfed.cli.expected import Amount, _over_a_round
+    from polyfed.cli.expected_traffic import Amount, _over_a_round
 
     amounts = [Amount(5), Amount(1), Amount(3, ("x",)), Amount(2, ("x",))]
     assert _over_a_round(amounts, 2).total == Amount(8, ("x",))

@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from polyfed.core.class_tables import ClassTable
 from polyfed.core.codec import DTYPES, MAGIC, announce, content_hash, decode, encode
 from polyfed.core.payload import Payload
-from polyfed.core.tables import ClassTable
 from polyfed.errors import PayloadError
 
 

@@ -18,20 +18,20 @@ from polyfed.core import (
     Method,
     Payload,
     Reply,
-    Scalar,
+    ScalarField,
     Sends,
     Server,
-    Table,
-    Tensors,
-    Tree,
+    TableField,
+    TensorField,
+    TreeField,
     register,
     step,
 )
 from polyfed.core.door import TooFewRepliesError
 from polyfed.core.engine import Answer, Call, Failure, Task
 from polyfed.errors import PayloadError, RunError
-from polyfed.testing.lab import SHARES, Lab
-from polyfed.testing.wrappers import Around, Backwards, Breaking, Watching
+from polyfed.testing.engine_wrappers import Around, Backwards, Breaking, Watching
+from polyfed.testing.toy_federation import SHARES, Lab
 
 
 @register("toy-ask")
@@ -97,18 +97,18 @@ class Ask(Method):
 
     # what clients do
 
-    @step(up={"n": Scalar(), "x": Tensors((2,)), "rows": Table(1, counts=True), "deep": Tree()})
+    @step(up={"n": ScalarField(), "x": TensorField((2,)), "rows": TableField(1, counts=True), "deep": TreeField()})
     def count(self, client: Client, msg: Payload) -> Reply:
         k = int(client.name)
         labels = torch.tensor([0, 3] if k == 0 else [3])
         table = ClassTable(labels, torch.full((len(labels), 1), float(k + 1)), torch.full((len(labels),), k + 1))
         return {"n": len(client.train), "x": torch.tensor([1.0, float(k)]), "rows": table, "deep": {str(k % 2): 1.5}}
 
-    @step(down={"x": Scalar(optional=True), "y": Scalar(optional=True)}, up={"sum": Scalar()})
+    @step(down={"x": ScalarField(optional=True), "y": ScalarField(optional=True)}, up={"sum": ScalarField()})
     def hear(self, client: Client, msg: Payload) -> Reply:
         return {"sum": msg.number("x") + msg.number("y")}
 
-    @step(down={"x": Scalar()}, up={"kept": Scalar()})
+    @step(down={"x": ScalarField()}, up={"kept": ScalarField()})
     def remember(self, client: Client, msg: Payload) -> Reply:
         client.state["x"] = msg["x"]
         return {"kept": client.memory.number("x") * 2}
@@ -116,20 +116,20 @@ class Ask(Method):
     def undeclared(self, client: Client, msg: Payload) -> Reply:
         return {}
 
-    @step(up={"right": Scalar()})
+    @step(up={"right": ScalarField()})
     def wrong(self, client: Client, msg: Payload) -> Reply:
         return {"right": 1, "left": 2}
 
-    @step(up={"w": Scalar("text")})
+    @step(up={"w": ScalarField("text")})
     def word(self, client: Client, msg: Payload) -> Reply:
         return {"w": "no number"}
 
-    @step(up={"x": Tensors((2,))})
+    @step(up={"x": TensorField((2,))})
     def draw(self, client: Client, msg: Payload) -> Reply:
         own = torch.rand(1, generator=client.stream("noise"))
         return {"x": torch.cat([own, torch.rand(1)])}
 
-    @step(down={"total": Scalar()}, up={"echo": Scalar()})
+    @step(down={"total": ScalarField()}, up={"echo": ScalarField()})
     def stumble(self, client: Client, msg: Payload) -> Reply:
         """Client 1 fails the first time that it is asked, whoever asks."""
         marker = Path(self.marker)

@@ -7,13 +7,25 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from polyfed.core import Client, Cohort, Method, Payload, Reply, Scalar, Sends, Server, Weights, register, step
+from polyfed.core import (
+    Client,
+    Cohort,
+    Method,
+    Payload,
+    Reply,
+    ScalarField,
+    Sends,
+    Server,
+    WeightsField,
+    register,
+    step,
+)
 from polyfed.core.client import weights_of
 from polyfed.core.codec import encode
 from polyfed.core.engine import Call, Task
 from polyfed.core.host import Host
-from polyfed.runs.store import FolderStore
-from polyfed.testing.lab import Lab
+from polyfed.runs.state_store import FolderStore
+from polyfed.testing.toy_federation import Lab
 
 
 @register("toy-hoard")
@@ -31,7 +43,7 @@ class Hoard(Method):
         cohort.call(self.keep, shared={"model": server.state["model"]})
         cohort.call(self.alter)
 
-    @step(down={"model": Weights()})
+    @step(down={"model": WeightsField()})
     def keep(self, client: Client, msg: Payload) -> None:
         client.state["received"] = msg["model"]
         client.state["live"] = dict(client.model.state_dict())
@@ -61,7 +73,7 @@ class Mood(Method):
     def round(self, server: Server, cohort: Cohort) -> None:
         cohort.call(self.look)
 
-    @step(up={"training": Scalar("flag")})
+    @step(up={"training": ScalarField("flag")})
     def look(self, client: Client, msg: Payload) -> Reply:
         training = client.model.training
         client.model(torch.ones(2, 1, 8, 8))

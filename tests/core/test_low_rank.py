@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from polyfed.core.codec import decode, encode
-from polyfed.core.low_rank import added, compressed, rank_for
 from polyfed.errors import PayloadError
+from polyfed.methods.fedkd.low_rank import added, compressed, rank_for
 
 
 def numbers(value: Any) -> int:

@@ -20,7 +20,7 @@ from polyfed.core.server import Server
 from polyfed.methods.fedavg import FedAvg
 from polyfed.models import build
 from polyfed.models.slicing import Family
-from polyfed.testing.lab import SHARES, Lab
+from polyfed.testing.toy_federation import SHARES, Lab
 
 SHAPE, CLASSES = (1, 8, 8), 4
 SMALL, WHOLE = "tiny-resnet@0.5", "tiny-resnet"

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from polyfed.core import rng
-from polyfed.core.rows import fit_rows
-from polyfed.core.tables import ClassTable
+from polyfed.core.class_rows import fit_rows
+from polyfed.core.class_tables import ClassTable
+from polyfed.methods.fedgen.optimizer_state import memory_of, recall
 from polyfed.training import TrainSettings
 from polyfed.training.fit import make_optimizer
-from polyfed.training.optimizer_memory import memory_of, recall
 
 
 def tables(sizes: list[int], width: int = 2) -> list[ClassTable]:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from polyfed.core import Scalar, Table, Tensors, Tree, Weights
+from polyfed.core import ScalarField, TableField, TensorField, TreeField, WeightsField
+from polyfed.core.class_tables import ClassTable
 from polyfed.core.codec import announce, decode, encode
 from polyfed.core.payload import Payload
 from polyfed.core.profile import Profile
 from polyfed.core.schema import Field, check_announced, check_finite
-from polyfed.core.tables import ClassTable
 from polyfed.errors import PayloadError
 
 HEAD = (("weight", (4, 3), "float32"), ("bias", (4,), "float32"))
@@ -41,22 +41,22 @@ def rows(classes: list[int], width: int, *, counts: bool = False, dtype: torch.d
 @pytest.mark.parametrize(
     ("kind", "value"),
     [
-        (Table("features"), rows([0, 3], 3)),
-        (Table("features"), rows([], 3)),
-        (Table("classes", counts=True), rows([2], 4, counts=True)),
-        (Table(5, dtype=torch.float64), rows([2], 5, dtype=torch.float64)),
-        (Tensors(("classes", "features")), torch.zeros(4, 3)),
-        (Tensors(("n", "n")), torch.zeros(6, 6)),
-        (Tensors(), torch.tensor(1.0)),
-        (Tensors((lambda method, profile: profile.samples,), torch.int64), torch.zeros(9, dtype=torch.int64)),
-        (Weights("head"), RIGHT_HEAD),
-        (Scalar(), 3),
-        (Scalar(), 2.5),
-        (Scalar("text"), "word"),
-        (Scalar("flag"), True),
-        (Tree(), {"any": {"thing": torch.zeros(2), "n": 3}}),
-        (Tree(), torch.zeros(2)),
-        (Tree(), {}),
+        (TableField("features"), rows([0, 3], 3)),
+        (TableField("features"), rows([], 3)),
+        (TableField("classes", counts=True), rows([2], 4, counts=True)),
+        (TableField(5, dtype=torch.float64), rows([2], 5, dtype=torch.float64)),
+        (TensorField(("classes", "features")), torch.zeros(4, 3)),
+        (TensorField(("n", "n")), torch.zeros(6, 6)),
+        (TensorField(), torch.tensor(1.0)),
+        (TensorField((lambda method, profile: profile.samples,), torch.int64), torch.zeros(9, dtype=torch.int64)),
+        (WeightsField("head"), RIGHT_HEAD),
+        (ScalarField(), 3),
+        (ScalarField(), 2.5),
+        (ScalarField("text"), "word"),
+        (ScalarField("flag"), True),
+        (TreeField(), {"any": {"thing": torch.zeros(2), "n": 3}}),
+        (TreeField(), torch.zeros(2)),
+        (TreeField(), {}),
     ],
 )
 def test_right_messages_pass(kind: Field, value: Any) -> None:
@@ -66,41 +66,41 @@ def test_right_messages_pass(kind: Field, value: Any) -> None:
 @pytest.mark.parametrize(
     ("kind", "value", "said"),
     [
-        (Table(), torch.zeros(2, 3), "not a class table"),
-        (Table(), 3, "not a class table"),
-        (Table(), rows([0], 5), "5"),
-        (Table(), rows([0, 4], 3), "class 4 of 4"),
-        (Table(), rows([0], 3, counts=True), "with counts"),
-        (Table(counts=True), rows([0], 3), "without counts"),
-        (Table(), rows([0], 3, dtype=torch.float64), "F64"),
-        (Tensors((4,)), torch.zeros(5), r"\(5,\)"),
-        (Tensors((4,)), torch.zeros(4, 1), "1 dimensions"),
-        (Tensors((4,)), torch.zeros(4, dtype=torch.int64), "I64"),
-        (Tensors(("classes",)), torch.zeros(5), "expected 4"),
-        (Tensors(("n", "n")), torch.zeros(2, 3), "expected 2"),
-        (Tensors((4,)), 1.0, "not a tensor"),
-        (Tensors((4,)), rows([0], 3), "not a tensor"),
-        (Weights("head"), {"weight": torch.zeros(4, 3)}, "lacks 'bias'"),
-        (Weights("head"), {**RIGHT_HEAD, "more": torch.zeros(1)}, "'more'"),
-        (Weights("head"), {**RIGHT_HEAD, "more": 1}, "more"),
-        (Weights("head"), {**RIGHT_HEAD, "more": {}}, "more"),
-        (Weights("head"), {**RIGHT_HEAD, "bias": torch.zeros(5)}, "'bias' of shape"),
-        (Weights("head"), {**RIGHT_HEAD, "bias": torch.zeros(4).double()}, "F64"),
-        (Weights("head"), torch.zeros(4), "lacks"),
-        (Weights(), RIGHT_HEAD, "head.weight|lacks|which"),
-        (Scalar(), "3", "expected a number"),
-        (Scalar(), True, "expected a number"),
-        (Scalar(), None, "expected a number"),
-        (Scalar(), torch.tensor(3), "expected a number"),
-        (Scalar(), float("nan"), "finite"),
-        (Scalar(), float("-inf"), "finite"),
-        (Scalar(), 10**400, "finite"),
-        (Scalar("text"), 3, "expected a text"),
-        (Scalar("flag"), 1, "expected a flag"),
-        (Tensors((2,)), torch.tensor([1.0, float("nan")]), "not finite"),
-        (Table(), ClassTable(torch.tensor([1]), torch.tensor([[0.0, float("inf"), 0.0]])), "not finite"),
-        (Tree(), {"a": {"b": torch.tensor([float("nan")])}}, "f/a/b"),
-        (Tree(), {"a": float("nan")}, "f/a"),
+        (TableField(), torch.zeros(2, 3), "not a class table"),
+        (TableField(), 3, "not a class table"),
+        (TableField(), rows([0], 5), "5"),
+        (TableField(), rows([0, 4], 3), "class 4 of 4"),
+        (TableField(), rows([0], 3, counts=True), "with counts"),
+        (TableField(counts=True), rows([0], 3), "without counts"),
+        (TableField(), rows([0], 3, dtype=torch.float64), "F64"),
+        (TensorField((4,)), torch.zeros(5), r"\(5,\)"),
+        (TensorField((4,)), torch.zeros(4, 1), "1 dimensions"),
+        (TensorField((4,)), torch.zeros(4, dtype=torch.int64), "I64"),
+        (TensorField(("classes",)), torch.zeros(5), "expected 4"),
+        (TensorField(("n", "n")), torch.zeros(2, 3), "expected 2"),
+        (TensorField((4,)), 1.0, "not a tensor"),
+        (TensorField((4,)), rows([0], 3), "not a tensor"),
+        (WeightsField("head"), {"weight": torch.zeros(4, 3)}, "lacks 'bias'"),
+        (WeightsField("head"), {**RIGHT_HEAD, "more": torch.zeros(1)}, "'more'"),
+        (WeightsField("head"), {**RIGHT_HEAD, "more": 1}, "more"),
+        (WeightsField("head"), {**RIGHT_HEAD, "more": {}}, "more"),
+        (WeightsField("head"), {**RIGHT_HEAD, "bias": torch.zeros(5)}, "'bias' of shape"),
+        (WeightsField("head"), {**RIGHT_HEAD, "bias": torch.zeros(4).double()}, "F64"),
+        (WeightsField("head"), torch.zeros(4), "lacks"),
+        (WeightsField(), RIGHT_HEAD, "head.weight|lacks|which"),
+        (ScalarField(), "3", "expected a number"),
+        (ScalarField(), True, "expected a number"),
+        (ScalarField(), None, "expected a number"),
+        (ScalarField(), torch.tensor(3), "expected a number"),
+        (ScalarField(), float("nan"), "finite"),
+        (ScalarField(), float("-inf"), "finite"),
+        (ScalarField(), 10**400, "finite"),
+        (ScalarField("text"), 3, "expected a text"),
+        (ScalarField("flag"), 1, "expected a flag"),
+        (TensorField((2,)), torch.tensor([1.0, float("nan")]), "not finite"),
+        (TableField(), ClassTable(torch.tensor([1]), torch.tensor([[0.0, float("inf"), 0.0]])), "not finite"),
+        (TreeField(), {"a": {"b": torch.tensor([float("nan")])}}, "f/a/b"),
+        (TreeField(), {"a": float("nan")}, "f/a"),
     ],
 )
 def test_wrong_messages_are_refused_by_name(kind: Field, value: Any, said: str) -> None:
@@ -111,7 +111,7 @@ def test_wrong_messages_are_refused_by_name(kind: Field, value: Any, said: str) 
 
 
 def test_fields_that_are_missing_or_unknown() -> None:
-    schema = {"a": Scalar(), "b": Tensors((2,), optional=True)}
+    schema = {"a": ScalarField(), "b": TensorField((2,), optional=True)}
     assert refuse(schema, a=1) is None
     assert refuse(schema, a=1, b=torch.zeros(2)) is None
     assert refuse(schema, b=torch.zeros(2)) == "field 'a' is missing"
@@ -121,7 +121,7 @@ def test_fields_that_are_missing_or_unknown() -> None:
 
 
 def test_a_free_dimension_means_one_number_throughout_a_message() -> None:
-    schema = {"x": Tensors(("n", 2)), "y": Tensors(("n",))}
+    schema = {"x": TensorField(("n", 2)), "y": TensorField(("n",))}
     assert refuse(schema, x=torch.zeros(5, 2), y=torch.zeros(5)) is None
     assert "'y'" in str(refuse(schema, x=torch.zeros(5, 2), y=torch.zeros(4)))
 
@@ -146,7 +146,7 @@ def test_reading_a_payload_by_the_wrong_kind_names_the_field() -> None:
 def test_a_tree_like_what_was_sent() -> None:
     """A reply that must look like a field of its call: other names, shapes and types are refused by name."""
     sent = announce(encode({"meme": {"w": torch.zeros(2, 3), "b": torch.zeros(3)}}).data)
-    schema = {"back": Tree(like="meme")}
+    schema = {"back": TreeField(like="meme")}
 
     def check(weights: dict[str, torch.Tensor]) -> None:
         check_announced(announce(encode({"back": weights}).data), schema, None, PROFILE, sent)

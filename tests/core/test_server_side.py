@@ -134,7 +134,7 @@ def test_a_run_does_not_go_on_with_another_split(tmp_path: Path) -> None:
 
 def test_the_written_config_is_complete_and_is_a_config(tmp_path: Path) -> None:
     from polyfed.config import parse
-    from polyfed.config_text import find
+    from polyfed.config.sources import find
     from polyfed.runs.folder import RunFolder
 
     short = parse({"method": "fedproto", "rounds": 1})
@@ -148,7 +148,7 @@ def test_the_written_config_is_complete_and_is_a_config(tmp_path: Path) -> None:
 
 def test_numbers_as_people_write_them() -> None:
     from polyfed.config import parse
-    from polyfed.config_text import override
+    from polyfed.config.sources import override
 
     assert parse(override({}, ["train.lr=1e-3"])).train.lr == 0.001
 

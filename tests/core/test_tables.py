@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyfed.core.tables import ClassMeans, ClassTable, mean_over_clients
+from polyfed.core.class_tables import ClassMeans, ClassTable, mean_over_clients
 from polyfed.errors import PayloadError
 
 

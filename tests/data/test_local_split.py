@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyfed.data.dataset import balanced_limit
+from polyfed.data.local_split import local_split
 from polyfed.data.partition import Partition, make, matched_test, read, save
-from polyfed.data.split import local_split
 from polyfed.errors import InputError
 
 

@@ -11,8 +11,8 @@ from tests import small
 
 from polyfed.config import Config, parse
 from polyfed.core.engine import Failure
-from polyfed.deploy.conducting import plan_of
 from polyfed.deploy.site import Bring, Site, packed, public, unpacked
+from polyfed.deploy.site_run import plan_of
 from polyfed.engines.flower import FlowerEngine, Parcel
 from polyfed.experiment import Experiment
 from polyfed.runs.folder import RunFolder

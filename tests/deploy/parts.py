@@ -13,10 +13,10 @@ from pathlib import Path
 
 from flwr.app import Message, RecordDict
 
-from polyfed.deploy import pinning
+from polyfed.deploy import supernode_tasks
 from polyfed.deploy.control import Control
-from polyfed.deploy.environment import Child, free_port, listens, program, quiet
 from polyfed.deploy.keys import Authority, internal_authority, new_authority
+from polyfed.deploy.processes import Child, free_port, listens, program, quiet
 
 SUPERLINK = ("flwr.superlink.cli.flower_superlink", "flower_superlink")
 SUPERNODE = ("flwr.supernode.cli.flower_supernode", "flower_supernode")
@@ -90,10 +90,12 @@ def site(folder: Path, server: str, ca: Path, key: Path, handle: Callable[[Messa
     """A site as `polyfed join` makes it, with `handle` in the place of a model."""
     folder.mkdir(parents=True, exist_ok=True)
     port, secret = free_port(), folder / "secret"
-    taken = pinning.new_secret(secret)
+    taken = supernode_tasks.new_secret(secret)
     one = Site(supernode(folder, server, ca, key, port, secret))
     stop = threading.Event()
-    taker = pinning.Taker(f"127.0.0.1:{port}", taken, handle, one.refusals.append, folder / "inside" / "ca.crt")
+    taker = supernode_tasks.Taker(
+        f"127.0.0.1:{port}", taken, handle, one.refusals.append, folder / "inside" / "ca.crt"
+    )
     thread = threading.Thread(target=taker.run, args=(stop,))
     thread.start()
     try:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.deploy.keys import new_authority, new_node_key, read_public_key
-from polyfed.deploy.registry import Registry
+from polyfed.deploy.site_registry import Registry
 
 PATIENCE = 400.0  # seconds until a test gives up; nothing is asserted about time
 

@@ -25,14 +25,14 @@ from tests.deploy.direct import (
 
 from polyfed import api
 from polyfed.config import parse
+from polyfed.core.class_tables import ClassTable
 from polyfed.core.codec import encode
 from polyfed.core.engine import Call, Task
-from polyfed.core.tables import ClassTable
-from polyfed.deploy.conducting import plan_of
-from polyfed.deploy.letters import from_message, to_record
-from polyfed.deploy.node import own, rehearsal
+from polyfed.deploy.messages import from_message, to_record
 from polyfed.deploy.site import Site, packed, public, received, unpacked
-from polyfed.engines import wire
+from polyfed.deploy.site_process import own, rehearsal
+from polyfed.deploy.site_run import plan_of
+from polyfed.engines import framing
 from polyfed.engines.flower import FlowerEngine, Parcel
 from polyfed.errors import InputError, RunError
 
@@ -267,7 +267,7 @@ def test_a_run_goes_on_with_the_data_it_began_with(tmp_path: Path) -> None:
     ],
 )
 def test_a_call_has_numbers_and_names(where: str, entry: dict[str, Any], tmp_path: Path) -> None:
-    parts = {"call": wire.call_to_json(TRAIN), "task": wire.task_to_json(Task("ana", 0))}
+    parts = {"call": framing.call_to_json(TRAIN), "task": framing.task_to_json(Task("ana", 0))}
     parts[where] = {**parts[where], **entry}
     reply = rehearsing(tmp_path).sites["ana"].handle(Parcel({"do": "call", "run": RUN, **parts}))
     assert "malformed" in reply.head["refused"]

@@ -24,7 +24,7 @@ from tests.deploy.direct import SETTING
 from polyfed import api
 from polyfed.cli.app import main
 from polyfed.config import parse
-from polyfed.deploy.bundle import bundle
+from polyfed.deploy.app_bundle import bundle
 from polyfed.deploy.export import write_app
 from polyfed.errors import InputError
 from polyfed.runs.folder import RunFolder

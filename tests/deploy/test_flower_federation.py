@@ -16,7 +16,7 @@ from polyfed import api
 from polyfed.cli.app import main
 from polyfed.config import parse
 from polyfed.deploy.coordinator import Coordinator
-from polyfed.deploy.environment import require_flower
+from polyfed.deploy.processes import require_flower
 from polyfed.runs.folder import RunFolder
 
 QUICK: dict[str, Any] = {

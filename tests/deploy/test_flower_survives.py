@@ -12,8 +12,8 @@ import yaml
 from tests.deploy.direct import OWN_MODEL, OWN_SETTING, DirectLink, own_data, run_over, sites
 from tests.deploy.running import Process, consortium, ending, rounds_done, start, until
 
-from polyfed.deploy.environment import free_port
-from polyfed.deploy.node import own
+from polyfed.deploy.processes import free_port
+from polyfed.deploy.site_process import own
 
 SETTING: dict[str, Any] = {
     **OWN_SETTING,

@@ -18,10 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyfed.deploy import gateway, keys
+from polyfed.deploy.allowlist import OPEN, RefusedError, Rules, Scope
 from polyfed.deploy.gateway import Gateway
-from polyfed.deploy.passing import OPEN, RefusedError, Rules, Scope
-from polyfed.deploy.refusals import trusting
-from polyfed.deploy.registry import Registry
+from polyfed.deploy.join_errors import trusting
+from polyfed.deploy.site_registry import Registry
 from polyfed.errors import InputError
 
 PROTOBUF = "application/protobuf"

@@ -29,14 +29,14 @@ from polyfed.core.codec import encode
 from polyfed.core.door import _check_looked, _right_answers
 from polyfed.core.engine import Failure
 from polyfed.core.profile import Profile, layout
-from polyfed.deploy.conducting import checker
-from polyfed.deploy.letters import from_message, to_record
-from polyfed.deploy.link import opened
-from polyfed.deploy.pulling import Replies
+from polyfed.deploy.messages import from_message, to_record
+from polyfed.deploy.reply_download import Replies
+from polyfed.deploy.site_federation import Offer
+from polyfed.deploy.site_link import opened
+from polyfed.deploy.site_run import checker
 from polyfed.engines.flower import Parcel, answer_of
 from polyfed.errors import InputError, PayloadError
 from polyfed.models import build
-from polyfed.sites import Offer
 
 # what a reply says of itself
 

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, uses_nist_ec_curve
 
 from polyfed.deploy import keys
-from polyfed.deploy.passing import names_in
+from polyfed.deploy.allowlist import names_in
 from polyfed.errors import InputError
 
 

@@ -15,22 +15,22 @@ from tests.deploy import parts
 from tests.deploy.parts import until
 
 import polyfed
-from polyfed.deploy import keys, pinning
-from polyfed.deploy.bundle import bundle
-from polyfed.deploy.environment import Child, free_port, listens, program, quiet
+from polyfed.deploy import keys, supernode_tasks
+from polyfed.deploy.app_bundle import bundle
+from polyfed.deploy.processes import Child, free_port, listens, program, quiet
 
 
 def test_the_installed_app_is_known_by_its_bytes() -> None:
-    assert pinning.is_installed_app(bundle())
-    assert not pinning.is_installed_app(bundle() + b"\0")
-    assert not pinning.is_installed_app(b"")
+    assert supernode_tasks.is_installed_app(bundle())
+    assert not supernode_tasks.is_installed_app(bundle() + b"\0")
+    assert not supernode_tasks.is_installed_app(b"")
 
 
 def test_a_secret_is_for_its_owner(tmp_path: Path) -> None:
     file = tmp_path / "secret"
-    first = pinning.new_secret(file)
+    first = supernode_tasks.new_secret(file)
     assert file.read_bytes() == first and len(first) == 32 and file.stat().st_mode & 0o777 == 0o600
-    assert pinning.new_secret(file) != first
+    assert supernode_tasks.new_secret(file) != first
 
 
 def test_a_foreign_app_is_refused_before_any_of_it_runs(tmp_path: Path) -> None:
@@ -75,18 +75,20 @@ def test_a_foreign_app_is_refused_before_any_of_it_runs(tmp_path: Path) -> None:
 def test_others_on_the_machine_cannot_take_tasks(tmp_path: Path) -> None:
     """The local interface of a SuperNode gives tasks to nobody without the secret of its site."""
     key, ca = keys.new_node_key(tmp_path, "north").private, keys.new_authority(tmp_path, []).certificate
-    secret, port = pinning.new_secret(tmp_path / "secret"), free_port()
+    secret, port = supernode_tasks.new_secret(tmp_path / "secret"), free_port()
     child = parts.supernode(tmp_path, "127.0.0.1:9", ca, key, port, tmp_path / "secret")
     inside = (tmp_path / "inside" / "ca.crt").read_bytes()
 
     def status(with_secret: bytes | None) -> int:
         sent: list[ProtobufClientInterceptor] = [RuntimeVersionHttpInterceptor(component_name="test")]
         if with_secret is not None:
-            sent.append(SuperExecAuthHttpInterceptor(master_secret=with_secret, protected_methods={pinning.ACQUIRE}))
+            sent.append(
+                SuperExecAuthHttpInterceptor(master_secret=with_secret, protected_methods={supernode_tasks.ACQUIRE})
+            )
         client = RuntimeHttpClient.from_server_address(f"127.0.0.1:{port}", False, inside, sent)
         try:
             with client:
-                client.AcquireTask(AcquireTaskRequest(supported_task_types=pinning.TASKS))
+                client.AcquireTask(AcquireTaskRequest(supported_task_types=supernode_tasks.TASKS))
         except httpx.HTTPStatusError as error:
             return error.response.status_code
         return 200

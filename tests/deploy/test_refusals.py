@@ -15,14 +15,14 @@ from tests.deploy import parts, running
 from tests.deploy.parts import until
 
 from polyfed.cli.app import main
-from polyfed.deploy import gateway, keys, registry
-from polyfed.deploy.bundle import bundle
+from polyfed.deploy import gateway, keys, site_registry
+from polyfed.deploy.app_bundle import bundle
 from polyfed.deploy.control import Control
-from polyfed.deploy.environment import Child, free_port
 from polyfed.deploy.gateway import Gateway
-from polyfed.deploy.pinning import new_secret
-from polyfed.deploy.refusals import check_server, explain, standing
-from polyfed.deploy.registry import Registry
+from polyfed.deploy.join_errors import check_server, explain, standing
+from polyfed.deploy.processes import Child, free_port
+from polyfed.deploy.site_registry import Registry
+from polyfed.deploy.supernode_tasks import new_secret
 from polyfed.errors import InputError, RunError
 
 LONG_AGO = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
@@ -75,11 +75,11 @@ def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinato
             say=said.append,
         )
         gate.start()
-        registry.announce(home, link.address)
+        site_registry.announce(home, link.address)
         try:
             yield Coordinator(home, link, gate, sites, said)
         finally:
-            registry.retire(home)
+            site_registry.retire(home)
             gate.stop()
 
 

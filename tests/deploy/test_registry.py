@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 from polyfed.cli.app import main
 from polyfed.cli.commands import app
-from polyfed.deploy import keys, registry
-from polyfed.deploy.passing import names_in
-from polyfed.deploy.registry import Registry
+from polyfed.deploy import keys, site_registry
+from polyfed.deploy.allowlist import names_in
+from polyfed.deploy.site_registry import Registry
 from polyfed.errors import InputError, StateError
 
 
@@ -139,18 +139,18 @@ def test_a_revoked_key_never_returns(
 
 
 def test_where_a_coordinator_answers(tmp_path: Path) -> None:
-    assert registry.running(tmp_path) is None
-    registry.announce(tmp_path, "127.0.0.1:8000")
-    assert registry.running(tmp_path) == ("127.0.0.1:8000", tmp_path / "internal" / "ca.crt")
-    registry.retire(tmp_path)
-    assert registry.running(tmp_path) is None
+    assert site_registry.running(tmp_path) is None
+    site_registry.announce(tmp_path, "127.0.0.1:8000")
+    assert site_registry.running(tmp_path) == ("127.0.0.1:8000", tmp_path / "internal" / "ca.crt")
+    site_registry.retire(tmp_path)
+    assert site_registry.running(tmp_path) is None
 
 
 def test_a_coordinator_that_died_is_not_running(tmp_path: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
     (tmp_path / "control.json").write_text(json.dumps({"address": "127.0.0.1:8000", "pid": child.pid}))
-    assert registry.running(tmp_path) is None
+    assert site_registry.running(tmp_path) is None
 
 
 def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

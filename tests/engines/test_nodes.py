@@ -10,30 +10,30 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed import federation, nodes
 from polyfed.config import parse
 from polyfed.core.codec import decode, encode
 from polyfed.core.engine import Call, Task
 from polyfed.data import dataset as datasets
 from polyfed.engines.ray_actor import PassingStore
 from polyfed.errors import InputError
+from polyfed.federation import ray_nodes, simulation
 
 SETTING: dict[str, Any] = {"method": "local", "clients": 3, "data": {"dataset": "digits", "limit": 200}}
 
 
-def packed(made: federation.Federation, folder: Path) -> tuple[dict[str, Any], list[bytes]]:
+def packed(made: simulation.Federation, folder: Path) -> tuple[dict[str, Any], list[bytes]]:
     """What a driver sends, after which its own files are gone."""
     description = made.describe(folder / "scratch")
-    files = [(folder / "scratch" / name).read_bytes() for name in nodes.FILES]
+    files = [(folder / "scratch" / name).read_bytes() for name in ray_nodes.FILES]
     shutil.rmtree(folder / "scratch")
     return description, files
 
 
 def test_the_clients_of_a_node_are_those_of_the_driver(tmp_path: Path) -> None:
-    made = federation.from_config(parse(SETTING))
-    here = federation.host_of(made, tmp_path / "states")
+    made = simulation.from_config(parse(SETTING))
+    here = simulation.host_of(made, tmp_path / "states")
     store = PassingStore()
-    there = nodes.host_on_node(*packed(made, tmp_path), store)
+    there = ray_nodes.host_on_node(*packed(made, tmp_path), store)
     call, nothing = Call(1, 1, ("train",), ("train",)), encode({}).data
     for name in made.names:
         ours, theirs = (host.handle(call, Task(name, 0), nothing) for host in (here, there))
@@ -43,11 +43,11 @@ def test_the_clients_of_a_node_are_those_of_the_driver(tmp_path: Path) -> None:
 
 
 def test_a_node_makes_the_dataset_in_its_own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = federation.from_config(parse(SETTING))
+    made = simulation.from_config(parse(SETTING))
     description, files = packed(made, tmp_path)
     monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "node"))
     elsewhere = {**description, "dataset": f"{tmp_path}/no/{made.dataset.folder.name}"}
-    nodes.host_on_node(elsewhere, files, PassingStore())
+    ray_nodes.host_on_node(elsewhere, files, PassingStore())
     assert datasets.is_cached(tmp_path / "node" / made.dataset.folder.name)
 
 
@@ -56,21 +56,23 @@ def test_data_that_is_on_no_node_is_refused_in_one_sentence(tmp_path: Path) -> N
     images = draw.integers(0, 255, (60, 8, 8), dtype=np.uint8)
     data = datasets.from_arrays("mine", images, np.arange(60) % 3, cache=tmp_path / "driver")
     config = parse({**SETTING, "data": {"dataset": "mine", "root": str(data.folder)}, "evaluate": {"global": False}})
-    made = federation.from_config(config)
+    made = simulation.from_config(config)
     description, files = packed(made, tmp_path)
     shutil.rmtree(tmp_path / "driver")
     with pytest.raises(InputError, match=r"node \S+ has neither .*mine-\w+ nor what it is made from") as refused:
-        nodes.host_on_node(description, files, PassingStore())
+        ray_nodes.host_on_node(description, files, PassingStore())
     assert "\n" not in str(refused.value)
 
 
 def test_other_data_under_the_same_name_is_refused(tmp_path: Path) -> None:
-    description, files = packed(federation.from_config(parse(SETTING)), tmp_path)
+    description, files = packed(simulation.from_config(parse(SETTING)), tmp_path)
     with pytest.raises(InputError, match="is not the one of this run"):
-        nodes.host_on_node({**description, "dataset": f"{tmp_path}/digits-0123456789abcdef"}, files, PassingStore())
+        ray_nodes.host_on_node(
+            {**description, "dataset": f"{tmp_path}/digits-0123456789abcdef"}, files, PassingStore()
+        )
 
 
 def test_a_users_file_that_a_node_lacks_is_named(tmp_path: Path) -> None:
-    description, files = packed(federation.from_config(parse(SETTING)), tmp_path)
+    description, files = packed(simulation.from_config(parse(SETTING)), tmp_path)
     with pytest.raises(InputError, match=r"there is no file .*mine\.py"):
-        nodes.host_on_node({**description, "imports": [f"{tmp_path}/mine.py"]}, files, PassingStore())
+        ray_nodes.host_on_node({**description, "imports": [f"{tmp_path}/mine.py"]}, files, PassingStore())

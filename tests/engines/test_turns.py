@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyfed.core.engine import Answer, Call, Failure, Task
-from polyfed.engines.turns import DEATHS, WAITING, Homes, Turns
+from polyfed.engines.scheduler import DEATHS, WAITING, Homes, Turns
 
 CALL = Call(1, 1, ("train",), ("train",))
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from polyfed import api
-from polyfed.engines.turns import DEATHS
+from polyfed.engines.scheduler import DEATHS
 
 METHODS: dict[str, dict[str, Any]] = {
     "local": {},

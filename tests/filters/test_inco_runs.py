@@ -18,7 +18,7 @@ from polyfed.core.one_model import moved
 from polyfed.core.server import Server
 from polyfed.filters.inco import InCo
 from polyfed.methods.fedavg import FedAvg
-from polyfed.testing.lab import Lab
+from polyfed.testing.toy_federation import Lab
 
 STAGES = ["tiny-resnet10", "tiny-resnet18"]
 KINDS: dict[str, list[Any]] = {

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyfed.config import parse
-from polyfed.config_text import override
+from polyfed.config.sources import override
 from polyfed.errors import InputError
 from polyfed.filters.inco import InCo
 from polyfed.filters.pairing import Pairs, pairs
@@ -18,7 +18,7 @@ from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.local import Local
 from polyfed.models.slicing import skeleton
 from polyfed.models.split import SplitModel
-from polyfed.testing.lab import Lab
+from polyfed.testing.toy_federation import Lab
 
 TRUNK = "backbone.trunk"
 

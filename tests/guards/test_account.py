@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from polyfed.errors import InputError
-from polyfed.guards import account
-from polyfed.guards.measured import classic_multiplier
+from polyfed.guards import accountant
+from polyfed.guards.sensitivity import classic_multiplier
 
 
 def exact_delta(epsilon: float, multiplier: float, releases: int) -> float:
@@ -26,29 +26,29 @@ def exact_delta(epsilon: float, multiplier: float, releases: int) -> float:
 )
 @settings(max_examples=25, deadline=None)
 def test_noise_is_calibrated_to_the_account(epsilon: float, delta: float, releases: int) -> None:
-    multiplier = account.multiplier(epsilon, delta, releases)
-    spent = account.epsilon([(multiplier, releases)], delta)
+    multiplier = accountant.multiplier(epsilon, delta, releases)
+    spent = accountant.epsilon([(multiplier, releases)], delta)
     assert epsilon - 1e-6 <= spent <= epsilon
-    assert account.epsilon([(multiplier * 0.999, releases)], delta) > epsilon  # no less noise would do
+    assert accountant.epsilon([(multiplier * 0.999, releases)], delta) > epsilon  # no less noise would do
 
 
 @given(multiplier=st.floats(0.3, 60), releases=st.integers(1, 500), delta=st.sampled_from([1e-3, 1e-5, 1e-8]))
 @settings(max_examples=25, deadline=None)
 def test_the_account_is_a_bound_and_a_close_one(multiplier: float, releases: int, delta: float) -> None:
-    spent = account.epsilon([(multiplier, releases)], delta)
+    spent = accountant.epsilon([(multiplier, releases)], delta)
     assert exact_delta(spent, multiplier, releases) <= delta
     if 0.1 < spent < 100:
         assert exact_delta(0.8 * spent, multiplier, releases) > delta
 
 
 def test_releases_compose() -> None:
-    one, two = account.epsilon([(4.0, 1)], 1e-5), account.epsilon([(4.0, 2)], 1e-5)
+    one, two = accountant.epsilon([(4.0, 1)], 1e-5), accountant.epsilon([(4.0, 2)], 1e-5)
     assert one < two < 2 * one
-    assert account.epsilon([(4.0, 1), (4.0, 1)], 1e-5) == pytest.approx(two)
+    assert accountant.epsilon([(4.0, 1), (4.0, 1)], 1e-5) == pytest.approx(two)
     # two fields of other noise: as one of the noise whose inverse square is the sum of theirs
     together = 1 / math.sqrt(1 / 3**2 + 1 / 5**2)
-    assert account.epsilon([(3.0, 1), (5.0, 1)], 1e-5) == pytest.approx(account.epsilon([(together, 1)], 1e-5))
-    assert account.epsilon([], 1e-5) == account.epsilon([(1.0, 0)], 1e-5) == 0
+    assert accountant.epsilon([(3.0, 1), (5.0, 1)], 1e-5) == pytest.approx(accountant.epsilon([(together, 1)], 1e-5))
+    assert accountant.epsilon([], 1e-5) == accountant.epsilon([(1.0, 0)], 1e-5) == 0
 
 
 def test_what_the_paper_calls_epsilon_one_is_twelve_over_fifty_rounds() -> None:
@@ -57,7 +57,7 @@ def test_what_the_paper_calls_epsilon_one_is_twelve_over_fifty_rounds() -> None:
     rho = 100 / (2 * multiplier**2)
     by_zcdp = rho + 2 * math.sqrt(rho * math.log(1 / delta))
     assert by_zcdp == pytest.approx(12.7, abs=0.05)
-    assert 11 < account.epsilon([(multiplier, 100)], delta) < by_zcdp
+    assert 11 < accountant.epsilon([(multiplier, 100)], delta) < by_zcdp
 
 
 def test_the_classic_noise_costs_no_more_than_it_says() -> None:
@@ -68,4 +68,4 @@ def test_the_classic_noise_costs_no_more_than_it_says() -> None:
 
 def test_a_budget_that_no_noise_can_keep_is_refused() -> None:
     with pytest.raises(InputError, match=r"epsilon 1e-08 at delta 1e-05 over 500 releases needs more noise"):
-        account.multiplier(1e-8, 1e-5, 500)
+        accountant.multiplier(1e-8, 1e-5, 500)

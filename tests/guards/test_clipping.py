@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import kstest
 
+from polyfed.core.class_tables import Bound, ClassTable, class_means
 from polyfed.core.payload import Value
-from polyfed.core.tables import Bound, ClassTable, class_means
 from polyfed.guards.clipping import PrivacyError, as_rows, clip_rows, from_rows
 from polyfed.guards.noise import digest, gaussian
 

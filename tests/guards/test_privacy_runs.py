@@ -21,12 +21,12 @@ from polyfed.core import (
     Method,
     Payload,
     Reply,
-    Scalar,
+    ScalarField,
     Sends,
     Server,
-    Table,
-    Tensors,
-    Weights,
+    TableField,
+    TensorField,
+    WeightsField,
     register,
     rng,
     step,
@@ -34,12 +34,12 @@ from polyfed.core import (
 from polyfed.core.client import weights_of
 from polyfed.core.codec import decode
 from polyfed.errors import InputError, PolyfedError
-from polyfed.federation import Federation
-from polyfed.guards import account
+from polyfed.federation.simulation import Federation
+from polyfed.guards import accountant
 from polyfed.guards.clipping import clip_rows
-from polyfed.guards.measured import measured_sensitivity
+from polyfed.guards.sensitivity import measured_sensitivity
 from polyfed.runs.folder import RunFolder
-from polyfed.testing.lab import Lab
+from polyfed.testing.toy_federation import Lab
 from polyfed.training.samples import as_floats
 
 
@@ -57,12 +57,12 @@ class Telling(Method):
             cohort.call(self.tell, shared={"model": weights_of(server.build(server.roster[0].spec))})
 
     @step(
-        down={"model": Weights()},
+        down={"model": WeightsField()},
         up={
-            "embeddings": Tensors(("samples", "features"), by_sample=True),
-            "means": Table("features", counts=True, by_sample=True),
-            "model": Weights(),
-            "samples": Scalar(),
+            "embeddings": TensorField(("samples", "features"), by_sample=True),
+            "means": TableField("features", counts=True, by_sample=True),
+            "model": WeightsField(),
+            "samples": ScalarField(),
         },
     )
     def tell(self, client: Client, msg: Payload) -> Reply:
@@ -170,12 +170,12 @@ def test_the_noise_is_as_large_as_it_should_be(lab: Lab, guarded: tuple[RunFolde
 
 def test_what_was_spent_is_in_the_result(guarded: tuple[RunFolder, dict[str, Any]]) -> None:
     privacy = guarded[1]["privacy"]
-    together = account.epsilon([(1.5, 2)] * 3, 1e-5)
+    together = accountant.epsilon([(1.5, 2)] * 3, 1e-5)
     assert set(privacy["clients"]) == {"0", "1", "2", "3", "4"}
     for spent in privacy["clients"].values():
         assert spent["epsilon"] == pytest.approx(together) and spent["delta"] == 1e-5
         assert spent["releases"] == dict.fromkeys(FIELDS, 2)
-    alone = account.epsilon([(1.5, 2)], 1e-5)
+    alone = accountant.epsilon([(1.5, 2)], 1e-5)
     assert all(privacy["fields"][name]["epsilon"] == pytest.approx(alone) for name in FIELDS)
     assert privacy["unprotected"] == ["samples"] and privacy["no_guarantee"] == []
 

@@ -16,13 +16,13 @@ from polyfed.core import ClassTable
 from polyfed.core.codec import decode, encode
 from polyfed.core.engine import Call, Task
 from polyfed.core.host import Host
-from polyfed.deploy.node import own, rehearsal
 from polyfed.deploy.site import packed
+from polyfed.deploy.site_federation import site
+from polyfed.deploy.site_process import own, rehearsal
 from polyfed.engines.flower import Parcel
 from polyfed.guards.privacy import PrivacyGuard
 from polyfed.runs.folder import RunFolder
-from polyfed.runs.store import FolderStore
-from polyfed.sites import site
+from polyfed.runs.state_store import FolderStore
 
 ASKED: dict[str, Any] = {"prototypes": {"clip": 1.0, "epsilon": 8.0, "delta": 1e-5}}
 

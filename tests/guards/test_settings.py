@@ -9,8 +9,8 @@ import pytest
 from polyfed.catalogue import make
 from polyfed.config import PrivacyConfig, parse
 from polyfed.errors import InputError
-from polyfed.guards import account
-from polyfed.guards.settings import Protection, Schedule, resolve, senders
+from polyfed.guards import accountant
+from polyfed.guards.protections import Protection, Schedule, resolve, senders
 from polyfed.runs.secret import derived, secret_in
 
 
@@ -22,9 +22,9 @@ def protection(method: str, field: str, schedule: Schedule | None = None, **aske
 def test_epsilon_is_that_of_the_whole_run() -> None:
     whole = protection("fedproto", "prototypes", Schedule(5))
     assert whole.limit == whole.planned == 5 and whole.unit == "row" and whole.sensitivity == 2.0
-    assert account.epsilon([(whole.multiplier, 5)], 1e-5) == pytest.approx(1.0, abs=1e-6)
+    assert accountant.epsilon([(whole.multiplier, 5)], 1e-5) == pytest.approx(1.0, abs=1e-6)
     each = protection("fedproto", "prototypes", per_release=True)
-    assert account.epsilon([(each.multiplier, 1)], 1e-5) == pytest.approx(1.0, abs=1e-6)
+    assert accountant.epsilon([(each.multiplier, 1)], 1e-5) == pytest.approx(1.0, abs=1e-6)
     assert each.limit is None and each.multiplier < whole.multiplier
     given = protection("fedproto", "prototypes", epsilon=None, noise=3.0)
     assert (given.multiplier, given.sigma, given.limit) == (3.0, 6.0, None)
@@ -108,11 +108,11 @@ def test_one_clip_for_all_means_of_a_step() -> None:
 
     from dataclasses import dataclass
 
-    from polyfed.core import Client, Method, Payload, Table, step
+    from polyfed.core import Client, Method, Payload, TableField, step
 
     @dataclass(frozen=True)
     class Two(Method):
-        @step(up={name: Table("features", counts=True, by_sample=True) for name in ("a", "b")})
+        @step(up={name: TableField("features", counts=True, by_sample=True) for name in ("a", "b")})
         def train(self, client: Client, msg: Payload) -> None: ...
 
     with pytest.raises(InputError, match="they need the same clip and min_count; found 1 with 2 and 2 with 2"):

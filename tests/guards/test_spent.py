@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from polyfed.catalogue import make
 from polyfed.config import PrivacyConfig
-from polyfed.guards.settings import Schedule, resolve
-from polyfed.guards.spent import released, spent
+from polyfed.guards.privacy_cost import released, spent
+from polyfed.guards.protections import Schedule, resolve
 
 
 def test_replies_that_were_lost_count_as_sent() -> None:

@@ -8,8 +8,8 @@ from polyfed.core.codec import decode
 from polyfed.core.payload import Payload
 from polyfed.core.server import Server
 from polyfed.models import build
-from polyfed.testing.lab import Lab
-from polyfed.testing.wrappers import Watching
+from polyfed.testing.engine_wrappers import Watching
+from polyfed.testing.toy_federation import Lab
 
 HALF, WHOLE = "tiny-resnet@0.5", "tiny-resnet"  # what clients of the lab have, in turn
 # HeteroFL without what FedAvg does not have

@@ -17,11 +17,24 @@ from tests import small
 
 import polyfed.methods
 from polyfed import catalogue, testing
-from polyfed.core import Client, Cohort, Method, Needs, Payload, Reply, Sends, Server, Tensors, Tree, register, step
+from polyfed.core import (
+    Client,
+    Cohort,
+    Method,
+    Needs,
+    Payload,
+    Reply,
+    Sends,
+    Server,
+    TensorField,
+    TreeField,
+    register,
+    step,
+)
 from polyfed.errors import InputError
 
 # fedktl refuses to be made without a user's generator; tests/methods/test_fedktl.py runs the battery on it with one
-METHODS = [name for name in catalogue.catalogue() if name != "fedktl"]
+METHODS = [name for name in catalogue.methods() if name != "fedktl"]
 # Fields that only say how much work is done: no check depends on them, and with the defaults they take seconds.
 SMALL: dict[str, dict[str, object]] = {
     "ccvr": {"virtual": 30, "epochs": 2},
@@ -129,7 +142,7 @@ class Sound(Method):
         got = cohort.call(self.train, shared={"sum": server.state["sum"]})
         server.state["sum"] = torch.stack([reply.tensor("bias") for reply in got.values()]).sum(0)
 
-    @step(down={"sum": Tensors((4,))}, up={"bias": Tensors((4,))})
+    @step(down={"sum": TensorField((4,))}, up={"bias": TensorField((4,))})
     def train(self, client: Client, msg: Payload) -> Reply:
         client.fit()
         return {"bias": self.bias(client)}
@@ -144,7 +157,7 @@ CALLS: list[str] = []  # hidden state, as a careless author might have it
 
 
 class ChangesMessage(Sound):
-    @step(down={"sum": Tensors((4,))}, up={"bias": Tensors((4,))})
+    @step(down={"sum": TensorField((4,))}, up={"bias": TensorField((4,))})
     def train(self, client: Client, msg: Payload) -> Reply:
         client.state["seen"] = msg.tensor("sum").add_(1).clone()
         return super().train(client, msg)
@@ -187,7 +200,7 @@ class LearnsWhileTested(Sound):
 
 
 class SendsList(Sound):
-    @step(down={"sum": Tensors((4,))}, up={"bias": Tree()})
+    @step(down={"sum": TensorField((4,))}, up={"bias": TreeField()})
     def train(self, client: Client, msg: Payload) -> Reply:
         client.fit()
         return {"bias": [1, 2]}  # type: ignore[dict-item]
@@ -218,7 +231,7 @@ class NeedsMore(Sound):
 
     needs = Needs()
 
-    @step(down={"sum": Tensors((4,))}, up={"bias": Tensors((4,))})
+    @step(down={"sum": TensorField((4,))}, up={"bias": TensorField((4,))})
     def train(self, client: Client, msg: Payload) -> Reply:
         if client.profile.head[0][0] != "weight":
             raise RuntimeError("this head has layers")

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from polyfed import catalogue
+from polyfed.core.class_tables import ClassTable
 from polyfed.core.codec import encode
 from polyfed.core.payload import Value
-from polyfed.core.tables import ClassTable
 from polyfed.models import ModelSpec, build
-from polyfed.testing.lab import SHARES, Lab
+from polyfed.testing.toy_federation import SHARES, Lab
 
 FLOAT = 4
 CLASSES, FEATURES, CLIENTS = 4, 64, 5

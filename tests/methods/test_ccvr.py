@@ -14,17 +14,17 @@ from torch import Tensor, nn
 
 from polyfed import catalogue, testing
 from polyfed.core import rng
+from polyfed.core.class_tables import ClassTable
 from polyfed.core.client import weights_of
 from polyfed.core.payload import Payload
-from polyfed.core.statistics import describe_classes, draw_classes, pool_classes
-from polyfed.core.tables import ClassTable
 from polyfed.errors import InputError
-from polyfed.methods.ccvr import CCVR
+from polyfed.methods.ccvr.class_statistics import describe_classes, draw_classes, pool_classes
+from polyfed.methods.ccvr.gaussians import Gaussian, describe, draw, pooled
+from polyfed.methods.ccvr.method import CCVR
 from polyfed.methods.fedavg import FedAvg
-from polyfed.testing.lab import Lab
+from polyfed.testing.engine_wrappers import Breaking
 from polyfed.testing.rounds import Handmade, play, stage
-from polyfed.testing.wrappers import Breaking
-from polyfed.training.gaussians import Gaussian, describe, draw, pooled
+from polyfed.testing.toy_federation import Lab
 
 FAST = {"virtual": 20, "epochs": 2}
 

@@ -18,16 +18,16 @@ from polyfed.core.client import copy_into, weights_of
 from polyfed.core.codec import decode
 from polyfed.core.rng import generator, seeded
 from polyfed.errors import InputError
-from polyfed.methods.dffke import DFFKE
+from polyfed.methods.dffke.docking import Party, fit_decoder, fit_docking
+from polyfed.methods.dffke.embedding_decoder import Album, EmbeddingDecoder, decoder_skeleton
+from polyfed.methods.dffke.exchange import Lesson, as_probabilities, divergence, learn
+from polyfed.methods.dffke.method import DFFKE
+from polyfed.methods.dffke.replay import Shelf, newest, reviewed, reviewed_rows
 from polyfed.models import build
-from polyfed.models.embedding_decoder import Album, EmbeddingDecoder, decoder_skeleton
-from polyfed.testing.lab import BATCH, CLASSES, SHARES, Lab
+from polyfed.testing.engine_wrappers import Watching, with_steps_watched
 from polyfed.testing.rounds import Handmade, Outcome, play, stage
-from polyfed.testing.wrappers import Watching, with_steps_watched
+from polyfed.testing.toy_federation import BATCH, CLASSES, SHARES, Lab
 from polyfed.training import Samples, TrainSettings
-from polyfed.training.docking import Party, fit_decoder, fit_docking
-from polyfed.training.exchange import Lesson, as_probabilities, divergence, learn
-from polyfed.training.replay import Shelf, newest, reviewed, reviewed_rows
 
 WIDTH, CHANNELS = 16, 8
 SMALL: dict[str, Any] = {

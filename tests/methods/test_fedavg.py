@@ -13,8 +13,8 @@ from polyfed.core.payload import Payload
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.lg_fedavg import LGFedAvg
 from polyfed.methods.local import Local
-from polyfed.testing.lab import SHARES, Lab
 from polyfed.testing.rounds import Handmade, play, stage
+from polyfed.testing.toy_federation import SHARES, Lab
 
 LABELS = ([0, 1, 2], [0, 0, 1, 2, 2])
 

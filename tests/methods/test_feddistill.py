@@ -8,14 +8,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from polyfed.core.class_tables import ClassTable
 from polyfed.core.client import weights_of
 from polyfed.core.codec import decode
 from polyfed.core.payload import Payload
-from polyfed.core.tables import ClassTable
 from polyfed.methods.feddistill import FedDistill
 from polyfed.methods.local import Local
+from polyfed.testing.engine_wrappers import Watching
 from polyfed.testing.rounds import Handmade, play, stage
-from polyfed.testing.wrappers import Watching
 from polyfed.training.losses import masked_mean, soft_cross_entropy
 
 LABELS = [0, 0, 1, 2, 2, 2]

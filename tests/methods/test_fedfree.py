@@ -12,17 +12,17 @@ from torch import Tensor
 from polyfed import catalogue, testing
 from polyfed.core.client import weights_of
 from polyfed.core.codec import decode
-from polyfed.core.layers import unpacked
 from polyfed.core.method import Method
 from polyfed.core.payload import Payload
 from polyfed.core.server import Event, Server
-from polyfed.methods.fedfree import FedFree
+from polyfed.methods.fedfree.layer_messages import unpacked
+from polyfed.methods.fedfree.layer_transfer import Gathered
+from polyfed.methods.fedfree.layers import Layer, layers_of, weight_entropy
+from polyfed.methods.fedfree.method import FedFree
 from polyfed.models import build
-from polyfed.testing.lab import Lab
+from polyfed.testing.engine_wrappers import Watching
 from polyfed.testing.rounds import Handmade, Outcome, play, stage
-from polyfed.testing.wrappers import Watching
-from polyfed.training.layer_transfer import Gathered
-from polyfed.training.layers import Layer, layers_of, weight_entropy
+from polyfed.testing.toy_federation import Lab
 
 FLOAT = 4
 UP, DOWN = "layers_up", "layers_down"

@@ -12,15 +12,15 @@ from torch import Tensor
 
 from polyfed.core import rng
 from polyfed.core.codec import announce, decode, encode
-from polyfed.core.layers import Layers, packed, unpacked
 from polyfed.core.payload import Payload
 from polyfed.core.schema import check_announced
 from polyfed.core.server import Server
 from polyfed.errors import InputError, PayloadError
-from polyfed.methods.fedfree import FedFree, Gift, Upload, fewest_layers
+from polyfed.methods.fedfree.layer_messages import Layers, packed, unpacked
+from polyfed.methods.fedfree.layers import Layer, layers_of, weight_entropy
+from polyfed.methods.fedfree.method import FedFree, Gift, Upload, fewest_layers
 from polyfed.models import build
-from polyfed.testing.lab import Lab
-from polyfed.training.layers import Layer, layers_of, weight_entropy
+from polyfed.testing.toy_federation import Lab
 
 # who gets what
 

@@ -15,9 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from polyfed.core import rng
-from polyfed.models import build
-from polyfed.training.batchnorm import recalibrate
-from polyfed.training.layer_transfer import (
+from polyfed.methods.fedfree.layer_transfer import (
     Gathered,
     averaged,
     block,
@@ -28,7 +26,9 @@ from polyfed.training.layer_transfer import (
     transferred,
     trimmed,
 )
-from polyfed.training.layers import KINDS, Layer, layers_of, most_changed, weight_entropy, with_change
+from polyfed.methods.fedfree.layers import KINDS, Layer, layers_of, most_changed, weight_entropy, with_change
+from polyfed.models import build
+from polyfed.training.batchnorm import recalibrate
 from polyfed.training.samples import Samples
 
 quick = settings(max_examples=25, deadline=None)

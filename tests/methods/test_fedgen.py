@@ -19,12 +19,12 @@ from polyfed.core.profile import Profile, layout
 from polyfed.core.rng import generator as stream_of
 from polyfed.core.rng import seeded
 from polyfed.errors import InputError
-from polyfed.methods.fedgen import FedGen
+from polyfed.methods.fedgen.method import FedGen
 from polyfed.methods.lg_fedavg import LGFedAvg
 from polyfed.models.split import SplitModel
-from polyfed.testing.lab import SHARES, Lab
+from polyfed.testing.engine_wrappers import Breaking, Watching
 from polyfed.testing.rounds import Handmade, play, stage
-from polyfed.testing.wrappers import Breaking, Watching
+from polyfed.testing.toy_federation import SHARES, Lab
 
 LABELS = ([0, 0, 1], [0, 1, 1], [0, 2])
 SMALL = {"hidden": 16, "noise": 4, "generator_steps": 5}

@@ -14,15 +14,15 @@ from torch import nn
 
 from polyfed import catalogue, testing
 from polyfed.core import Payload, Server
+from polyfed.core.class_tables import ClassTable
 from polyfed.core.client import weights_of
 from polyfed.core.profile import Profile, layout
 from polyfed.core.rng import generator, seeded
-from polyfed.core.tables import ClassTable
 from polyfed.errors import InputError
 from polyfed.methods.fedgh import FedGH
 from polyfed.models.split import SplitModel
-from polyfed.testing.lab import SHARES, Lab
 from polyfed.testing.rounds import Handmade, play, stage
+from polyfed.testing.toy_federation import SHARES, Lab
 
 LABELS = ([0, 0, 1], [0, 1, 1], [0, 2])
 

@@ -16,11 +16,11 @@ from polyfed.core.client import Client, weights_of
 from polyfed.core.codec import decode
 from polyfed.core.payload import Payload
 from polyfed.errors import InputError
-from polyfed.methods.fedkd import FedKD
+from polyfed.methods.fedkd.method import FedKD
 from polyfed.models import ModelSpec, build
-from polyfed.testing.lab import Lab
+from polyfed.testing.engine_wrappers import Breaking, Watching
 from polyfed.testing.rounds import Handmade, play, stage
-from polyfed.testing.wrappers import Breaking, Watching
+from polyfed.testing.toy_federation import Lab
 
 LABELS = [0, 0, 1, 2, 2, 2]
 SHARED = ([0, 1, 2], [0, 0, 1, 2, 2])

@@ -13,19 +13,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from polyfed.core import rng
+from polyfed.core.class_tables import ClassTable
 from polyfed.core.client import weights_of
 from polyfed.core.codec import decode
 from polyfed.core.payload import Payload
 from polyfed.core.server import Server
-from polyfed.core.tables import ClassTable
 from polyfed.errors import PayloadError
+from polyfed.methods.fedktl.simplex import BANDWIDTHS, arcface, feature_transformer, mmd, simplex_etf
 from polyfed.methods.fedktl_lite import FedKTLLite
 from polyfed.models.generators import RandomConvGenerator
-from polyfed.testing.lab import Lab
+from polyfed.testing.engine_wrappers import Breaking, Watching
 from polyfed.testing.rounds import Handmade, play, stage
-from polyfed.testing.wrappers import Breaking, Watching
+from polyfed.testing.toy_federation import Lab
 from polyfed.training.cycle import cycled
-from polyfed.training.simplex import BANDWIDTHS, arcface, feature_transformer, mmd, simplex_etf
 
 FAST = {"server_epochs": 3}
 

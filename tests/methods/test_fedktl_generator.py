@@ -13,10 +13,10 @@ import torch
 from polyfed import catalogue, testing
 from polyfed.core import rng
 from polyfed.errors import InputError
-from polyfed.methods.fedktl import FedKTL
+from polyfed.methods.fedktl.method import FedKTL
 from polyfed.methods.fedktl_lite import FedKTLLite
 from polyfed.models.generators import RandomConvGenerator, TextureGenerator, checksum, load_generator, resized
-from polyfed.testing.lab import Lab
+from polyfed.testing.toy_federation import Lab
 
 SOURCE = """
 import torch

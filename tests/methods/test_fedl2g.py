@@ -15,16 +15,16 @@ from torch.func import functional_call
 
 from polyfed import catalogue, testing
 from polyfed.core import rng
+from polyfed.core.class_tables import ClassTable
 from polyfed.core.client import weights_of
 from polyfed.core.payload import Payload
-from polyfed.core.tables import ClassTable
 from polyfed.errors import InputError
-from polyfed.methods.fedl2g import FedL2G
+from polyfed.methods.fedl2g.guidance_gradient import Batch, guidance_gradient
+from polyfed.methods.fedl2g.method import FedL2G
 from polyfed.models import ModelSpec, SplitModel, build
 from polyfed.models.catalogue import ARCHITECTURES
-from polyfed.testing.lab import SHARES, Lab
 from polyfed.testing.rounds import Handmade, Outcome, play, stage
-from polyfed.training.guidance import Batch, guidance_gradient
+from polyfed.testing.toy_federation import SHARES, Lab
 
 Space = Literal["logit", "feature"]
 SPACES: tuple[Space, ...] = ("logit", "feature")

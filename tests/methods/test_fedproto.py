@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 
 from polyfed import catalogue
+from polyfed.core.class_tables import ClassTable
 from polyfed.core.client import weights_of
 from polyfed.core.payload import Payload
-from polyfed.core.tables import ClassTable
 from polyfed.errors import InputError
 from polyfed.methods.fedproto import FedProto
 from polyfed.methods.local import Local
-from polyfed.testing.lab import Lab
 from polyfed.testing.rounds import Handmade, play, stage
+from polyfed.testing.toy_federation import Lab
 
 LABELS = [0, 0, 1, 2, 2, 2]
 SHARED = ([0, 0, 1], [0, 1, 1], [0, 2])

@@ -12,8 +12,8 @@ from polyfed.core.payload import Payload
 from polyfed.errors import InputError
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.fedprox import FedProx
-from polyfed.testing.lab import Lab
 from polyfed.testing.rounds import Handmade, play, stage
+from polyfed.testing.toy_federation import Lab
 from polyfed.training.losses import squared_distance
 
 LABELS = ([0, 1, 2], [0, 0, 1, 2, 2])

@@ -13,8 +13,8 @@ from polyfed.core.one_model import cut_of
 from polyfed.core.payload import Payload
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.fedrolex import FedRolex
-from polyfed.testing.lab import SHARES, Lab
-from polyfed.testing.wrappers import Watching
+from polyfed.testing.engine_wrappers import Watching
+from polyfed.testing.toy_federation import SHARES, Lab
 
 STEM = "backbone.trunk.stem.0.conv.weight"
 LAST = "backbone.trunk.block.layers.1.conv.weight"

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from polyfed import catalogue, testing
 from polyfed.core import Payload, Server
+from polyfed.core.class_tables import ClassTable
 from polyfed.core.client import weights_of
 from polyfed.core.profile import Profile
 from polyfed.core.rng import generator
-from polyfed.core.tables import ClassTable
 from polyfed.errors import InputError
 from polyfed.methods.fedtgp import FedTGP, distances, margin_loss
 from polyfed.methods.local import Local
-from polyfed.testing.lab import SHARES, Lab
 from polyfed.testing.rounds import Handmade, play, stage
+from polyfed.testing.toy_federation import SHARES, Lab
 
 LABELS = [0, 0, 1, 2, 2, 2]
 SHARED = ([0, 0, 1], [0, 1, 1], [0, 2])

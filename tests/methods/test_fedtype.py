@@ -19,11 +19,11 @@ from polyfed.core import rng
 from polyfed.core.client import Client, weights_of
 from polyfed.core.payload import Payload, view
 from polyfed.errors import InputError
-from polyfed.methods.fedtype import FedType
+from polyfed.methods.fedtype.conformal import Conformal, calibrated, consensus, fitted_temperature, ranking_loss
+from polyfed.methods.fedtype.method import FedType
 from polyfed.models.split import SplitModel
-from polyfed.testing.lab import Lab
 from polyfed.testing.rounds import Handmade, play, stage
-from polyfed.training.conformal import Conformal, calibrated, consensus, fitted_temperature, ranking_loss
+from polyfed.testing.toy_federation import Lab
 
 
 def stream(name: str = "test") -> torch.Generator:

@@ -15,26 +15,22 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 
-from polyfed import catalogue, config_text, testing
+from polyfed import catalogue, testing
 from polyfed.benchmarks.memory import peak_allocated
-from polyfed.config import parse
+from polyfed.config import parse, sources
 from polyfed.core import ClassTable, Client, rng
 from polyfed.core.averaging import WeightedMean
+from polyfed.core.class_tables import Bound as MeansBound
+from polyfed.core.class_tables import mean_over_clients
 from polyfed.core.client import weights_of
 from polyfed.core.codec import announce, encode
 from polyfed.core.payload import Payload, Value
 from polyfed.core.profile import Profile, layout
-from polyfed.core.schema import Tree, check_announced
-from polyfed.core.tables import Bound as MeansBound
-from polyfed.core.tables import mean_over_clients
+from polyfed.core.schema import TreeField, check_announced
 from polyfed.errors import InputError, PayloadError
-from polyfed.methods.fedvtc import SHOWN, FedVTC
-from polyfed.models import ModelSpec, build
-from polyfed.models.decoders import CHANNELS, latent_map, transposed_decoder
-from polyfed.testing.lab import SHARES, Lab, pictures
-from polyfed.training import Samples, TrainSettings
-from polyfed.training.generated import fine_tune, generated
-from polyfed.training.variational import (
+from polyfed.methods.fedvtc.method import SHOWN, FedVTC
+from polyfed.methods.fedvtc.synthetic_samples import fine_tune, generated
+from polyfed.methods.fedvtc.variational import (
     LARGEST,
     SMALLEST,
     Bound,
@@ -43,6 +39,10 @@ from polyfed.training.variational import (
     reparameterised,
     sum_of_class_means,
 )
+from polyfed.models import ModelSpec, build
+from polyfed.models.decoders import CHANNELS, latent_map, transposed_decoder
+from polyfed.testing.toy_federation import SHARES, Lab, pictures
+from polyfed.training import Samples, TrainSettings
 
 FAST: dict[str, Any] = {"samples_per_class": 6, "finetune_epochs": 1}
 IMAGE = (1, 8, 8)
@@ -428,7 +428,7 @@ def test_bytes_are_those_of_the_formula(vtc: str) -> None:
 
 def test_foreign_decoders_are_refused_by_name() -> None:
     profile = client([0]).profile
-    field = {"decoder": Tree(layout=vars(FedVTC.give_decoder)["messages"].up["decoder"].layout)}
+    field = {"decoder": TreeField(layout=vars(FedVTC.give_decoder)["messages"].up["decoder"].layout)}
     right = weights_of(FedVTC().new_decoder(0, profile))
     check_announced(announce(encode({"decoder": right}).data), field, FedVTC(), profile)
     wrong = {**right, "layers.1.weight": torch.zeros(3, 3)}
@@ -577,7 +577,7 @@ def test_wrong_fields_are_refused(fields: dict[str, Any], said: str) -> None:
 
 @pytest.mark.parametrize("preset", ["fedvtc-digits", "fedvtc-fashion-mnist"])
 def test_presets_have_features_that_the_decoder_takes(preset: str) -> None:
-    config = parse(config_text.find(preset))
+    config = parse(sources.find(preset))
     assert isinstance(catalogue.make(config.method), FedVTC)
     shape = IMAGE if "digits" in preset else (1, 28, 28)
     assert config.models.feature_map is not None

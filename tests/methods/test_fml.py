@@ -17,8 +17,8 @@ from polyfed.errors import InputError
 from polyfed.methods.fml import FML
 from polyfed.methods.local import Local
 from polyfed.models import ModelSpec, build
-from polyfed.testing.lab import SHARES, Lab
 from polyfed.testing.rounds import Handmade, play, stage
+from polyfed.testing.toy_federation import SHARES, Lab
 from polyfed.training.losses import kl_divergence
 
 LABELS = [0, 0, 1, 2, 2, 2]

@@ -22,9 +22,9 @@ from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.heterofl import HeteroFL, present
 from polyfed.models import build
 from polyfed.models.slicing import PooledStatistics, divided, extract
-from polyfed.testing.lab import SHARES, Lab
+from polyfed.testing.engine_wrappers import Watching
 from polyfed.testing.rounds import Outcome
-from polyfed.testing.wrappers import Watching
+from polyfed.testing.toy_federation import SHARES, Lab
 from polyfed.training.batchnorm import by_batch_statistics
 
 FLOAT = 4

@@ -12,8 +12,8 @@ from torch import Tensor
 from polyfed.core.payload import Payload
 from polyfed.errors import InputError
 from polyfed.methods.inclusivefl import InclusiveFL
-from polyfed.testing.lab import SHARES, Lab
-from polyfed.testing.wrappers import Watching
+from polyfed.testing.engine_wrappers import Watching
+from polyfed.testing.toy_federation import SHARES, Lab
 
 # Blocks by stage: (1, 1, 2, 2), (2, 2, 2, 2) and (2, 2, 3, 3).
 SMALL, MIDDLE, LARGE = "tiny-resnet14", "tiny-resnet18", "tiny-resnet22"

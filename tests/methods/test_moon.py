@@ -14,8 +14,8 @@ from polyfed.core.client import weights_of
 from polyfed.core.payload import Payload
 from polyfed.errors import InputError
 from polyfed.methods.fedavg import FedAvg
-from polyfed.methods.moon import Moon, contrastive
-from polyfed.testing.lab import Lab
+from polyfed.methods.moon.method import Moon, contrastive
+from polyfed.testing.toy_federation import Lab
 
 LABELS = [0, 0, 1, 2, 2]
 

@@ -17,8 +17,8 @@ from polyfed.errors import InputError
 from polyfed.methods.local import Local
 from polyfed.methods.pfedafm import PFedAFM
 from polyfed.models import ModelSpec, build
-from polyfed.testing.lab import Lab
 from polyfed.testing.rounds import Handmade, Outcome, play, stage
+from polyfed.testing.toy_federation import Lab
 
 LABELS = [0, 0, 1, 2, 2, 2]
 SHARED = ([0, 1, 2], [0, 0, 1, 2, 2])

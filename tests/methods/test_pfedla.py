@@ -11,8 +11,8 @@ from polyfed.core.client import weights_of
 from polyfed.core.server import Server
 from polyfed.errors import InputError
 from polyfed.methods.pfedla import PFedLA
-from polyfed.testing.lab import SHARES, Lab
 from polyfed.testing.rounds import Handmade, stage
+from polyfed.testing.toy_federation import SHARES, Lab
 
 LABELS = ([0, 1, 2], [0, 0, 1, 2, 2], [1, 1])
 

@@ -14,8 +14,8 @@ from polyfed.errors import InputError
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.scaffold import Scaffold
 from polyfed.models.slicing import OwnerMean
-from polyfed.testing.lab import SHARES, Lab
 from polyfed.testing.rounds import Handmade, play, stage
+from polyfed.testing.toy_federation import SHARES, Lab
 
 LABELS = ([0, 1, 2], [0, 0, 1, 2, 2])
 TURNS = {1: ("0", "1", "2"), 2: ("1", "3")}

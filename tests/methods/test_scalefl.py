@@ -12,7 +12,7 @@ from tests.methods.sub_models import server_of, sizes
 
 from polyfed.errors import InputError
 from polyfed.methods.scalefl import ScaleFL
-from polyfed.testing.lab import SHARES, Lab
+from polyfed.testing.toy_federation import SHARES, Lab
 
 LEVELS = ("tiny-resnet-wide@0.5:2", "tiny-resnet-wide:2-4-6")
 

@@ -12,11 +12,11 @@ from polyfed import catalogue
 from polyfed.core.client import weights_of
 from polyfed.core.payload import Payload
 from polyfed.errors import InputError
+from polyfed.federation.splitting import splittable_methods
 from polyfed.methods.fedavg import FedAvg
 from polyfed.models import ModelSpec, build
 from polyfed.models.slicing import cut_specs, extract
-from polyfed.splitting import splittable_methods
-from polyfed.testing.lab import SHARES, Lab
+from polyfed.testing.toy_federation import SHARES, Lab
 
 STAGES: dict[str, Any] = {"splitting": "stage", "models": {"group": "tiny-resnets"}}
 WIDTHS: dict[str, Any] = {"splitting": "width", "models": {"group": ["tiny-resnet@0.5", "tiny-resnet"]}}

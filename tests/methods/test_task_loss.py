@@ -16,7 +16,7 @@ from polyfed import catalogue
 from polyfed.comparison.losses import loss_increase
 from polyfed.core import client as client_room
 from polyfed.models.split import SplitModel
-from polyfed.testing.lab import SHARES, Lab
+from polyfed.testing.toy_federation import SHARES, Lab
 from polyfed.training import Fit, Samples, fit
 
 # Methods whose task is itself another than the cross-entropy of the client's model. Whoever is not here and adds to
@@ -29,7 +29,7 @@ OTHER_TASK = {
     "per-fedavg": "cross-entropy after a further step",
     **dict.fromkeys(("heterofl", "fedrolex", "fed-dropout"), "cross-entropy of logits with absent classes masked"),
 }
-METHODS = [name for name in catalogue.catalogue() if name not in OTHER_TASK]
+METHODS = [name for name in catalogue.methods() if name not in OTHER_TASK]
 # Fields that only say how much work is done beside training: with the defaults it takes many seconds.
 LITTLE_WORK: dict[str, dict[str, Any]] = {"dffke": {"width": 16, "decoder_channels": 8, "least_steps": 8}}
 

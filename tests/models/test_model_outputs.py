@@ -8,8 +8,8 @@ import torch
 from polyfed.core import rng
 from polyfed.models import SplitModel, build
 from polyfed.models.blocks import StridedPointwise
-from polyfed.models.outputs import stage_outputs
 from polyfed.models.slicing import block_names
+from polyfed.models.stage_outputs import stage_outputs
 
 
 def made(name: str) -> SplitModel:

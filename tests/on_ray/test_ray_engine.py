@@ -16,7 +16,7 @@ from polyfed.core.engine import Answer, Call, Task
 from polyfed.engines.ray_cluster import Cluster, Share
 from polyfed.engines.ray_engine import RayEngine
 from polyfed.errors import InputError, RunError
-from polyfed.runs.store import FolderStore
+from polyfed.runs.state_store import FolderStore
 
 pytestmark = pytest.mark.usefixtures("cluster")
 

@@ -18,13 +18,13 @@ from tests.report.conftest import MakeRun
 
 from polyfed.cli.app import main
 from polyfed.errors import InputError
-from polyfed.report.costs import pareto
-from polyfed.report.curves import above_lowest
-from polyfed.report.drawing import inline, numbers
-from polyfed.report.groups import grouped
-from polyfed.report.kinds import KINDS, figure, make
-from polyfed.report.picture import Options
-from polyfed.report.record import read
+from polyfed.report.cost_figures import pareto
+from polyfed.report.curve_figures import above_lowest
+from polyfed.report.figure_kinds import KINDS, figure, make
+from polyfed.report.figure_spec import Options
+from polyfed.report.rendering import inline, numbers
+from polyfed.report.run_groups import grouped
+from polyfed.report.run_record import read
 
 LAYERS = [
     {

@@ -17,8 +17,8 @@ from tests.report.test_figures import INCO, LAYERS, keep_everything
 from polyfed import api
 from polyfed.benchmarks.report import make_run as make_long_run
 from polyfed.cli.app import main
-from polyfed.report.about_run import parts_of
-from polyfed.report.record import read
+from polyfed.report.run_record import read
+from polyfed.report.run_tables import parts_of
 
 NASTY = '<script>alert("x")</script>&"\'{{7*7}}${x}'
 

@@ -11,7 +11,7 @@ import pytest
 from tests.report.conftest import MakeRun, left_event, round_event
 
 from polyfed.errors import InputError
-from polyfed.report.record import read, read_all
+from polyfed.report.run_record import read, read_all
 from polyfed.runs.folder import RunFolder
 
 

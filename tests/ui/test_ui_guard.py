@@ -17,10 +17,10 @@ import pytest
 from tests.ui.conftest import serving
 
 from polyfed.errors import InputError, RunError
-from polyfed.runs import holder
+from polyfed.runs import lock_owner
 from polyfed.runs.folder import RunFolder
-from polyfed.ui.guard import is_loopback
-from polyfed.ui.runs import Runs
+from polyfed.ui.access_guard import is_loopback
+from polyfed.ui.run_index import Runs
 from polyfed.ui.server import open_page
 
 Answer = tuple[int, str, dict[str, str]]
@@ -143,7 +143,7 @@ def test_a_page_that_cannot_be_served(tmp_path: Path) -> None:
 
 def test_a_process_with_the_same_number_is_not_asked(place: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as other:
-        impostor = holder.Holder(other.pid, "1", platform.node(), True)  # began at another time
+        impostor = lock_owner.Holder(other.pid, "1", platform.node(), True)  # began at another time
         (place / "run" / ".lock").write_text(json.dumps(asdict(impostor)))
         with pytest.raises(RunError, match="has ended"):
             Runs(place).stop("run")
@@ -156,14 +156,14 @@ def test_a_process_with_the_same_number_is_not_asked(place: Path) -> None:
 def test_who_cannot_be_asked(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.lock()
-    mine = holder.read(folder.lock_file)
+    mine = lock_owner.read(folder.lock_file)
     assert mine is not None and mine.pid == os.getpid() and mine.alive() and mine.listens
     folder.unlock()
-    assert holder.read(folder.lock_file) is None
+    assert lock_owner.read(folder.lock_file) is None
     for other, words in (
-        (holder.Holder(mine.pid, mine.began, "elsewhere", True), "on elsewhere"),
-        (holder.Holder(mine.pid, mine.began, mine.host, False), "thread"),
-        (holder.Holder(2**22 + 1, mine.began, mine.host, True), "has ended"),
+        (lock_owner.Holder(mine.pid, mine.began, "elsewhere", True), "on elsewhere"),
+        (lock_owner.Holder(mine.pid, mine.began, mine.host, False), "thread"),
+        (lock_owner.Holder(2**22 + 1, mine.began, mine.host, True), "has ended"),
     ):
         with pytest.raises(RunError, match=words):
             other.stop(folder.lock_file)
@@ -176,4 +176,4 @@ def test_who_cannot_be_asked(tmp_path: Path) -> None:
 )
 def test_a_lock_that_somebody_else_wrote(tmp_path: Path, text: str) -> None:
     (tmp_path / ".lock").write_text(text)
-    assert holder.read(tmp_path / ".lock") is None
+    assert lock_owner.read(tmp_path / ".lock") is None

@@ -11,7 +11,7 @@ from tests.ui.browser import Browser
 from tests.ui.conftest import serving
 from tests.ui.test_ui_page import row
 
-from polyfed.runs import holder
+from polyfed.runs import lock_owner
 from polyfed.runs.checkpoint import Checkpoints
 from polyfed.runs.folder import RunFolder
 
@@ -52,4 +52,4 @@ def watch_and_stop(browser: Browser, address: str, folder: Path, pictures: Path)
     events = RunFolder(folder).events()
     assert last is not None and damaged == []
     assert events[-1]["event"] == "stopped" and events[-1]["round"] == last.round == len(last.history)
-    assert holder.read(folder / ".lock") is None
+    assert lock_owner.read(folder / ".lock") is None

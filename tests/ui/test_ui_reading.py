@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyfed.benchmarks.ui import record, result
-from polyfed.runs import holder
+from polyfed.runs import lock_owner
 from polyfed.runs.folder import RunFolder
 from polyfed.ui.history import History
-from polyfed.ui.runs import FRESH, Runs
-from polyfed.ui.summaries import SILENT, look, stamp
+from polyfed.ui.run_index import FRESH, Runs
+from polyfed.ui.run_summary import SILENT, look, stamp
 
 CONFIG: dict[str, Any] = {
     "name": "n",
@@ -83,7 +83,7 @@ def test_a_run_is_running_while_its_process_lives(tmp_path: Path) -> None:
 
 def test_a_run_of_another_machine_is_judged_by_its_silence(tmp_path: Path) -> None:
     path = run_folder(tmp_path / "run", STARTED)
-    (path / ".lock").write_text(json.dumps(asdict(holder.Holder(1, "1", platform.node() + "-other", True))))
+    (path / ".lock").write_text(json.dumps(asdict(lock_owner.Holder(1, "1", platform.node() + "-other", True))))
     assert state(path)[0] == "running"
     assert not look("x", path, stamp(str(path))).now(time.time()).stoppable
     assert look("x", path, stamp(str(path))).now(time.time() + SILENT + 1).state == "died"

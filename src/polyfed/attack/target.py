@@ -9,18 +9,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from polyfed.core.class_tables import ClassTable
 from polyfed.core.client import Client
 from polyfed.core.codec import decode
 from polyfed.core.method import Method
 from polyfed.core.payload import Payload, Value
-from polyfed.core.tables import ClassTable
 from polyfed.errors import InputError, nearest
-from polyfed.federation import Federation
+from polyfed.federation.simulation import Federation
 from polyfed.guards.clipping import clip_rows
-from polyfed.guards.settings import senders
+from polyfed.guards.protections import senders
 from polyfed.runs.checkpoint import CLIENT_STATES, Checkpoints
 from polyfed.runs.folder import RunFolder
-from polyfed.runs.store import FolderStore
+from polyfed.runs.state_store import FolderStore
 from polyfed.training import Samples
 from polyfed.training.samples import EVALUATION_BATCH, as_floats
 
@@ -162,7 +162,8 @@ def auxiliary(
 
 def run_of(path: Path) -> tuple[RunFolder, Federation]:
     """A run folder and the federation that it is of."""
-    from polyfed import api, federation
+    from polyfed import api
+    from polyfed.federation import simulation
 
     folder = RunFolder(path)
-    return folder, federation.from_config(api.config_of(folder))
+    return folder, simulation.from_config(api.config_of(folder))

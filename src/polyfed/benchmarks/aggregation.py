@@ -44,13 +44,14 @@ def _in_fresh_process(clients: int) -> dict[str, float]:
 
 def _one_round(clients: int) -> dict[str, float]:
     """All clients train one step; those of the pool live in other processes, whose memory is not counted."""
-    from polyfed import catalogue, federation
+    from polyfed import catalogue
     from polyfed.benchmarks.slicing import memory
     from polyfed.benchmarks.synthetic import images
     from polyfed.config import parse
     from polyfed.core.cohort import Cohort
     from polyfed.core.door import Door
     from polyfed.experiment import make_engine, one_torch_thread
+    from polyfed.federation import simulation
 
     config = parse(
         {
@@ -66,7 +67,7 @@ def _one_round(clients: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as place, one_torch_thread():
         folder = Path(place)
         data = images("aggregation", clients * SAMPLES_EACH, SIZE, folder / "cache")
-        made = federation.from_parts(config, catalogue.make(config.method), federation.assign_models(config), data)
+        made = simulation.from_parts(config, catalogue.make(config.method), simulation.assign_models(config), data)
         roster = made.profiles()
         made.check(roster)
         engine = make_engine(made, folder / "states", folder / "federation")

@@ -15,12 +15,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from polyfed import federation
 from polyfed.benchmarks.flower_simulation import Simulation
 from polyfed.config import parse
 from polyfed.core.cohort import Cohort
 from polyfed.core.door import Door
 from polyfed.experiment import make_engine, one_torch_thread
+from polyfed.federation import simulation
 
 CLIENTS, WORKERS, ROUNDS, WARM = 20, 2, 60, 5
 SITES, SITE_ROUNDS = 2, 3
@@ -89,7 +89,7 @@ class Side:
     """A federation whose clients do nothing, on one engine."""
 
     def __init__(self, engine: dict[str, Any], folder: Path, clients: int = CLIENTS) -> None:
-        made = federation.from_config(parse({**TASK, "clients": clients, "engine": engine}))
+        made = simulation.from_config(parse({**TASK, "clients": clients, "engine": engine}))
         roster = made.profiles()
         started = time.perf_counter()
         self._engine = make_engine(made, folder / "states", folder / "federation")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polyfed import catalogue, federation
+from polyfed import catalogue
 from polyfed.benchmarks.synthetic import images
 from polyfed.config import parse
 from polyfed.core.cohort import Cohort
@@ -22,6 +22,7 @@ from polyfed.core.server import Server
 from polyfed.data.dataset import Dataset
 from polyfed.engines.serial import SerialEngine
 from polyfed.experiment import one_torch_thread
+from polyfed.federation import simulation
 
 CLIENTS, SAMPLES, SIZE, REPEATS = 20, 6000, 28, 7
 METHODS: dict[str, dict[str, Any]] = {
@@ -62,18 +63,18 @@ def measure() -> dict[str, Any]:
 class _Side:
     """One method with its own clients, all in this process."""
 
-    made: federation.Federation
+    made: simulation.Federation
     door: Door
     server: Server
 
     @staticmethod
     def of(method: dict[str, Any], data: Dataset, states: Path) -> _Side:
         config = parse({"method": method, "clients": CLIENTS, "data": {"partition": {"scheme": "iid"}}})
-        made = federation.from_parts(config, catalogue.make(config.method), federation.assign_models(config), data)
+        made = simulation.from_parts(config, catalogue.make(config.method), simulation.assign_models(config), data)
         roster = made.profiles()
         server = made.server(roster)
         made.method.init(server)
-        return _Side(made, Door(made.method, SerialEngine(federation.host_of(made, states)), roster), server)
+        return _Side(made, Door(made.method, SerialEngine(simulation.host_of(made, states)), roster), server)
 
     def client_seconds(self, number: int) -> float:
         self.door.begin_round(number)

@@ -15,7 +15,7 @@ from typing import Any
 from polyfed.config import parse
 from polyfed.deploy.coordinator import Coordinator
 from polyfed.deploy.keys import new_authority, new_node_key, read_public_key
-from polyfed.deploy.registry import Registry
+from polyfed.deploy.site_registry import Registry
 from polyfed.runs.folder import RunFolder
 
 

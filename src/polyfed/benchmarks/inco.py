@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from polyfed import catalogue, federation
+from polyfed import catalogue
 from polyfed.benchmarks.synthetic import images
 from polyfed.config import parse
 from polyfed.core.cohort import Cohort
@@ -18,6 +18,7 @@ from polyfed.core.filter import ServerFilter, Update
 from polyfed.core.payload import Weights
 from polyfed.core.server import Server
 from polyfed.experiment import make_engine, one_torch_thread
+from polyfed.federation import simulation
 
 CLIENTS, SAMPLES, SIZE, REPEATS = 10, 800, 28, 8
 RULES = ("abs_ref", "theorem")
@@ -73,7 +74,7 @@ def _rounds(rule: str, folder: Path) -> tuple[list[float], list[float]]:
         }
     )
     data = images("inco", SAMPLES, SIZE, folder / "cache")
-    made = federation.from_parts(config, catalogue.make(config.method), federation.assign_models(config), data)
+    made = simulation.from_parts(config, catalogue.make(config.method), simulation.assign_models(config), data)
     roster = made.profiles()
     made.check(roster)
     engine = make_engine(made, folder / "states", folder / "federation")

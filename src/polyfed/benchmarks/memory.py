@@ -67,12 +67,13 @@ def _in_fresh_process(case: str, method: str) -> tuple[int, int]:
 
 def _one_step(case: str, name: str) -> tuple[int, int]:
     """Two steps of one client: the growth of the process in the first, and what is allocated in the second."""
-    from polyfed import catalogue, federation
+    from polyfed import catalogue
     from polyfed.benchmarks.slicing import memory
     from polyfed.benchmarks.synthetic import images
     from polyfed.config import parse
     from polyfed.core import ClassTable, Payload
     from polyfed.core.payload import Value
+    from polyfed.federation import simulation
 
     size, feature_map = CASES[case]
     config = parse(
@@ -87,7 +88,7 @@ def _one_step(case: str, name: str) -> tuple[int, int]:
     method: Any = catalogue.make(config.method)
     with tempfile.TemporaryDirectory() as place:
         data = images("memory", SAMPLES, size, Path(place))
-        made = federation.from_parts(config, method, federation.assign_models(config), data)
+        made = simulation.from_parts(config, method, simulation.assign_models(config), data)
         client = made.make("0")
         width = client.profile.features
         sent: dict[str, Value] = {"prototypes": ClassTable.empty(width).without_counts()}

@@ -12,7 +12,7 @@ USAGE, FAILED, STOPPED = 2, 1, 130
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; gives its exit code. Errors are one sentence on stderr."""
-    from polyfed.cli.show import say
+    from polyfed.cli.output import say
 
     try:
         code = _run(arguments)
@@ -48,7 +48,7 @@ def _run(arguments: list[str] | None) -> int:
     import typer
 
     from polyfed.cli.commands import app
-    from polyfed.cli.show import put, say
+    from polyfed.cli.output import put, say
 
     try:
         # typer turns Ctrl-C outside of a run into the code that shells give it

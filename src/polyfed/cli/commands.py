@@ -7,24 +7,24 @@ from typing import Annotated
 import typer
 
 from polyfed.cli import (
-    attacking,
-    benching,
-    checking,
-    comparing,
-    creating,
-    figuring,
-    inspecting,
-    joining,
-    keying,
-    listing,
-    reporting,
-    running,
-    serving,
-    siting,
-    sweeping,
-    watching,
+    attack,
+    bench,
+    check,
+    compare,
+    figure,
+    inspect_command,
+    join,
+    keys,
+    list_command,
+    new,
+    report,
+    run,
+    serve,
+    sites,
+    sweep,
+    ui,
 )
-from polyfed.cli.show import put
+from polyfed.cli.output import put
 
 app = typer.Typer(
     name="polyfed",
@@ -33,25 +33,25 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 for _part in (
-    running,
-    checking,
-    listing,
-    sweeping,
-    comparing,
-    reporting,
-    figuring,
-    inspecting,
-    attacking,
-    watching,
-    benching,
-    serving,
-    joining,
+    run,
+    check,
+    list_command,
+    sweep,
+    compare,
+    report,
+    figure,
+    inspect_command,
+    attack,
+    ui,
+    bench,
+    serve,
+    join,
 ):
     for _name, _command in _part.COMMANDS.items():
         app.command(_name)(_command)
-app.add_typer(creating.app, name="new")
-app.add_typer(keying.app, name="keys")
-app.add_typer(siting.app, name="sites")
+app.add_typer(new.app, name="new")
+app.add_typer(keys.app, name="keys")
+app.add_typer(sites.app, name="sites")
 
 
 def _show_version(wanted: bool) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from polyfed.cli.show import console, duration, one_sentence, percent, say, size
+from polyfed.cli.output import console, duration, one_sentence, percent, say, size
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

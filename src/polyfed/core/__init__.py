@@ -1,14 +1,14 @@
 """The narrow waist: what a method author touches, and nothing of any engine, dataset or method."""
 
+from polyfed.core.class_tables import ClassMeans, ClassTable
 from polyfed.core.client import Client
 from polyfed.core.cohort import Cohort
 from polyfed.core.method import Method, Outgoing, Sends, register
 from polyfed.core.needs import Needs
 from polyfed.core.payload import Payload, Value
-from polyfed.core.schema import Scalar, Table, Tensors, Tree, Weights
+from polyfed.core.schema import ScalarField, TableField, TensorField, TreeField, WeightsField
 from polyfed.core.server import Server
 from polyfed.core.step import Reply, step
-from polyfed.core.tables import ClassMeans, ClassTable
 
 __all__ = [
     "Method",
@@ -25,9 +25,9 @@ __all__ = [
     "Value",
     "ClassTable",
     "ClassMeans",
-    "Table",
-    "Tensors",
-    "Weights",
-    "Scalar",
-    "Tree",
+    "TableField",
+    "TensorField",
+    "WeightsField",
+    "ScalarField",
+    "TreeField",
 ]

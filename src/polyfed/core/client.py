@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyfed.core import rng
+from polyfed.core.class_tables import Bound, ClassTable, class_means
 from polyfed.core.payload import Payload, State, Weights, view
 from polyfed.core.profile import Profile
-from polyfed.core.tables import Bound, ClassTable, class_means
 from polyfed.errors import RunError
 from polyfed.models.split import SplitModel
 from polyfed.training import Fit, Loss, Samples, TrainSettings, fit

@@ -18,8 +18,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from polyfed.core.class_tables import ClassTable
 from polyfed.core.payload import Payload, Scalar, Value
-from polyfed.core.tables import ClassTable
 from polyfed.errors import PayloadError
 
 MAGIC = b"PF1\0"

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 
 from torch import Tensor
 
+from polyfed.core.class_tables import ClassTable
 from polyfed.core.door import Door
 from polyfed.core.method import Outgoing
 from polyfed.core.payload import Payload, Value
 from polyfed.core.step import Step
-from polyfed.core.tables import ClassTable
 from polyfed.errors import PayloadError
 
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 
 from polyfed.core.codec import Announced, Frame, announce, decode, encode
 from polyfed.core.engine import INITIAL, Answer, Call, Engine, Failure, Task, Trained
-from polyfed.core.looks import SAMPLES, Look
 from polyfed.core.method import Method, Outgoing
 from polyfed.core.payload import Payload, Value
+from polyfed.core.probes import SAMPLES, Look
 from polyfed.core.profile import Layout, Profile
-from polyfed.core.schema import Tree, check_announced, check_finite
+from polyfed.core.schema import TreeField, check_announced, check_finite
 from polyfed.core.step import Messages, combined
 from polyfed.errors import PayloadError, RunError
 
@@ -147,7 +147,7 @@ class Door:
                 for field_name, size in frame.fields.items():
                     self.meter.down[field_name] = self.meter.down.get(field_name, 0) + size
                 self.meter.overhead_down += frame.overhead
-        compared = any(isinstance(kind, Tree) and kind.like for kind in messages.up.values())
+        compared = any(isinstance(kind, TreeField) and kind.like for kind in messages.up.values())
         sent = announce(shared.data) if compared else None
         replied = 0
         answers = self._engine.call(call, shared.data, tasks)

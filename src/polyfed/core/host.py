@@ -18,9 +18,9 @@ from polyfed.core.client import Client, copy_into, weights_of
 from polyfed.core.codec import Announced, announce, decode, encode
 from polyfed.core.engine import INITIAL, Answer, Call, Failure, StateStore, Task, Trained
 from polyfed.core.guard import Guard, ReleaseBook, Released
-from polyfed.core.looks import LOOKS, look
 from polyfed.core.method import Method
 from polyfed.core.payload import Payload, Value, own_copy
+from polyfed.core.probes import LOOKS, look
 from polyfed.core.schema import check_announced, check_finite
 from polyfed.core.step import combined
 from polyfed.errors import PayloadError, PolyfedError, StateError

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from polyfed.core.tables import ClassTable
+from polyfed.core.class_tables import ClassTable
 from polyfed.errors import PayloadError
 
 Scalar = bool | int | float | str | None

@@ -13,10 +13,10 @@ from typing import Literal
 
 import torch
 
+from polyfed.core.class_tables import ClassTable
 from polyfed.core.codec import DTYPES, Announced, Described
 from polyfed.core.payload import Payload
 from polyfed.core.profile import Layout, Profile
-from polyfed.core.tables import ClassTable
 from polyfed.errors import PayloadError
 
 LARGEST = 1e300  # of a number in a message: sums of many stay finite
@@ -69,7 +69,7 @@ class Field:
 
 
 @dataclass(frozen=True)
-class Table(Field):
+class TableField(Field):
     """A class table whose rows have `width` numbers."""
 
     width: Dim = "features"
@@ -95,7 +95,7 @@ class Table(Field):
 
 
 @dataclass(frozen=True)
-class Tensors(Field):
+class TensorField(Field):
     """One tensor of the given dimensions."""
 
     dims: tuple[Dim, ...] = ()
@@ -112,7 +112,7 @@ class Tensors(Field):
 
 
 @dataclass(frozen=True)
-class Weights(Field):
+class WeightsField(Field):
     """The state of the client's model, of its head, or the running statistics of its norms, every tensor by name."""
 
     of: Literal["model", "head", "statistics"] = "model"
@@ -127,7 +127,7 @@ class Weights(Field):
 
 
 @dataclass(frozen=True)
-class Scalar(Field):
+class ScalarField(Field):
     """One JSON scalar of a kind; numbers must be finite, and not below `least`."""
 
     kind: Literal["number", "text", "flag"] = "number"
@@ -146,7 +146,7 @@ class Scalar(Field):
 
 
 @dataclass(frozen=True)
-class Tree(Field):
+class TreeField(Field):
     """Named tensors whose names and shapes only the method can know; still finite and of a type that may travel.
 
     In a reply, `like` names a field that went down in the same call: names, shapes and types must be the same. Where

@@ -103,7 +103,7 @@ class DatasetInfo:
 
     def available(self, root: Path | None = None, cache: Path | None = None) -> bool:
         """Whether it can be loaded now, without a download."""
-        from polyfed.data.places import is_here
+        from polyfed.data.locations import is_here
 
         return is_here(KNOWN[self.name], root, cache)
 

@@ -13,9 +13,9 @@ import numpy as np
 
 from polyfed.data import cache as cache_room
 from polyfed.data.arrays import Decoded, as_labels, as_pixels, checked_part
+from polyfed.data.balanced_subset import balanced_limit
 from polyfed.data.catalogue import DatasetInfo, catalogue, find
-from polyfed.data.limit import balanced_limit
-from polyfed.data.places import locate
+from polyfed.data.locations import locate
 from polyfed.errors import InputError
 
 if TYPE_CHECKING:

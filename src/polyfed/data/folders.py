@@ -9,7 +9,7 @@ import numpy as np
 from polyfed.data.arrays import Part
 from polyfed.data.assemble import Found, Parts
 from polyfed.data.catalogue import Known
-from polyfed.data.pictures import PictureStack
+from polyfed.data.image_decoding import PictureStack
 from polyfed.errors import InputError, nearest
 
 _FOLDERS = {"train": ("train",), "valid": ("valid", "val", "validation"), "test": ("test",)}

@@ -14,8 +14,8 @@ import numpy as np
 from polyfed.data.arrays import Decoded, Part, as_labels, as_pixels, checked_part
 from polyfed.data.assemble import Parts, assemble
 from polyfed.data.catalogue import Known
+from polyfed.data.image_decoding import PictureStack
 from polyfed.data.parquet import IMAGE_NAMES, LABEL_NAMES
-from polyfed.data.pictures import PictureStack
 from polyfed.errors import InputError, nearest
 
 _WORDS = {"train": "train", "test": "test", "valid": "valid", "validation": "valid", "val": "valid"}

@@ -11,7 +11,7 @@ import numpy as np
 from polyfed.data.arrays import Ints, Part
 from polyfed.data.assemble import Found, Parts
 from polyfed.data.catalogue import Known
-from polyfed.data.pictures import PictureStack
+from polyfed.data.image_decoding import PictureStack
 from polyfed.errors import InputError, nearest
 
 PATTERNS = {"train": "train*.parquet", "valid": "val*.parquet", "test": "test*.parquet"}

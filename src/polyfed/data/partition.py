@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from polyfed.data.arrays import Ints
-from polyfed.data.flower import flower
-from polyfed.data.label_skew import check_classes_per_client, pathological, pfedhn
+from polyfed.data.class_partitions import check_classes_per_client, pathological, pfedhn
+from polyfed.data.flower_partitions import flower
+from polyfed.data.local_split import check_fraction, local_split
 from polyfed.data.partition_file import Partition, read, save
-from polyfed.data.ratio import dominance, ratio_of
-from polyfed.data.settings import SCHEMES, Option, Scheme, settings_of
-from polyfed.data.skew import dirichlet, iid
-from polyfed.data.split import check_fraction, local_split
+from polyfed.data.partition_settings import SCHEMES, Option, Scheme, settings_of
+from polyfed.data.random_partitions import dirichlet, iid
+from polyfed.data.ratio_partition import dominance, ratio_of
 from polyfed.errors import InputError
 
 __all__ = ["SCHEMES", "Option", "Partition", "Scheme", "make", "matched_test", "read", "save"]

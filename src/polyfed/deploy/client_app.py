@@ -25,15 +25,15 @@ _sites: dict[tuple[str, Path], Site] = {}
 @app.query("polyfed")
 def answer(message: Message, context: Context) -> Message:
     """The site's answer to one message."""
-    from polyfed.deploy.letters import from_message, to_record
+    from polyfed.deploy.messages import from_message, to_record
 
     return Message(to_record(_site(context).handle(from_message(message))), reply_to=message)
 
 
 def _site(context: Context) -> Site:
     from polyfed.config import parse
-    from polyfed.deploy.node import own, rehearsal
     from polyfed.deploy.site import Site
+    from polyfed.deploy.site_process import own, rehearsal
 
     told = context.node_config
     names = parse(json.loads(str(context.run_config["polyfed"])), "the app's config").client_names

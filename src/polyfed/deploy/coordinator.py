@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.config import Config
-from polyfed.deploy import registry
-from polyfed.deploy.bundle import bundle
-from polyfed.deploy.conducting import conduct
+from polyfed.deploy import site_registry
+from polyfed.deploy.app_bundle import bundle
 from polyfed.deploy.control import Control
-from polyfed.deploy.environment import Child, free_port, listens, program, quiet
 from polyfed.deploy.gateway import Gateway
 from polyfed.deploy.keys import Authority, internal_authority
-from polyfed.deploy.pinning import new_secret
-from polyfed.deploy.runtime import ServerTask
+from polyfed.deploy.processes import Child, free_port, listens, program, quiet
+from polyfed.deploy.serverapp_task import ServerTask
+from polyfed.deploy.site_run import conduct
+from polyfed.deploy.supernode_tasks import new_secret
 from polyfed.errors import InputError, RunError
 from polyfed.experiment import Observer
 from polyfed.runs.folder import RunFolder
@@ -40,7 +40,7 @@ class Coordinator:
     secure: bool = True
 
     def __enter__(self) -> Coordinator:
-        self._registry = registry.Registry(self.home)
+        self._registry = site_registry.Registry(self.home)
         self._door = Authority(self.home) if self.secure else None
         if self._door is not None and not self._door.server_certificate.exists():
             raise InputError(
@@ -71,8 +71,8 @@ class Coordinator:
             if self.secure:
                 with self.control() as control:
                     self._registry.apply(control)
-                registry.announce(self.home, self.address)
-                begun.callback(registry.retire, self.home)
+                site_registry.announce(self.home, self.address)
+                begun.callback(site_registry.retire, self.home)
             self._ending = begun.pop_all()
         return self
 
@@ -95,7 +95,7 @@ class Coordinator:
         """The SuperLink's own certificate, made anew for every start: nobody but this process needs to know it."""
         if not self.secure:
             return None
-        return internal_authority(registry.internal(self.home))
+        return internal_authority(site_registry.internal(self.home))
 
     def _start_superlink(self) -> None:
         secret = self.home / "task-secret"

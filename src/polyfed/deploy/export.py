@@ -7,9 +7,9 @@ from pathlib import Path
 
 from polyfed.api import folder_of
 from polyfed.config import Config
-from polyfed.deploy.bundle import description
+from polyfed.deploy.app_bundle import description
 from polyfed.errors import InputError
-from polyfed.runs.files import write_whole
+from polyfed.runs.atomic_files import write_whole
 
 FILE = "pyproject.toml"
 

@@ -23,8 +23,8 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 import polyfed
-from polyfed.deploy.passing import STANDING, RefusedError, Rules, Scope, names_in, sentence
-from polyfed.deploy.registry import Standing
+from polyfed.deploy.allowlist import STANDING, RefusedError, Rules, Scope, names_in, sentence
+from polyfed.deploy.site_registry import Standing
 from polyfed.errors import InputError, RunError
 
 HOP_BY_HOP = frozenset(

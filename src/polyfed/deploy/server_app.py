@@ -16,7 +16,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run the experiment of the app's config over the nodes of the grid."""
     from polyfed.config import parse
-    from polyfed.deploy.conducting import conduct
+    from polyfed.deploy.site_run import conduct
     from polyfed.runs.folder import RunFolder
 
     log = logging.getLogger("flwr")

@@ -21,16 +21,16 @@ from polyfed.config import Config, parse, size_in_bytes
 from polyfed.core.codec import announce
 from polyfed.core.engine import Answer, Call, Failure, Task, Trained
 from polyfed.core.host import ClientMaker, Host
-from polyfed.core.looks import LOOKS
+from polyfed.core.probes import LOOKS
 from polyfed.core.step import combined
-from polyfed.engines import wire
+from polyfed.deploy.site_federation import Offer, SiteFederation
+from polyfed.engines import framing
 from polyfed.engines.flower import Parcel
 from polyfed.errors import InputError, PayloadError, PolyfedError, StateError
-from polyfed.runs.files import write_whole
+from polyfed.runs.atomic_files import write_whole
 from polyfed.runs.folder import SITE_FILE, RunFolder
 from polyfed.runs.secret import secret_in
-from polyfed.runs.store import FolderStore
-from polyfed.sites import Offer, SiteFederation
+from polyfed.runs.state_store import FolderStore
 
 MEASURED, LOSS = "evaluation", "loss"  # words of --allow for what is no field of a method
 CLIENTS, REPLY, OFFER = "clients", "last-reply.polyfed", "offer.json"
@@ -116,8 +116,8 @@ class Site:
             return Parcel({"to": to, "name": self.name, "offer": run.offer})
         if asked == "call":
             try:
-                call = wire.call_from_json(parcel.head["call"])
-                task = wire.task_from_json(parcel.head["task"], parcel.blocks.get("own", b""))
+                call = framing.call_from_json(parcel.head["call"])
+                task = framing.task_from_json(parcel.head["task"], parcel.blocks.get("own", b""))
                 _check_types(call, task)
             except (KeyError, TypeError, AttributeError) as error:
                 raise PayloadError(f"the message is malformed: {type(error).__name__} {error}") from None
@@ -217,7 +217,7 @@ class Site:
         return replace(answer, failure=failure, trained=trained)
 
     def _reply(self, answer: Answer, to: str) -> Parcel:
-        head = {"to": to, "name": self.name, "answer": wire.answer_to_json(answer)}
+        head = {"to": to, "name": self.name, "answer": framing.answer_to_json(answer)}
         return Parcel(head, {"frame": answer.frame} if answer.frame else {})
 
     def _repeated(self, run: _Run, to: str) -> Parcel | None:

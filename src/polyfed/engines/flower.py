@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from polyfed.core.engine import Answer, Call, Failure, Task, Trained
-from polyfed.engines import wire
+from polyfed.engines import framing
 from polyfed.errors import PayloadError
 
 POLL = 0.2  # seconds between two looks for replies; Flower's own sleeps are longer
@@ -98,7 +98,12 @@ class FlowerEngine:
         """The link belongs to whoever made it."""
 
     def _parcel(self, call: Call, shared: bytes, task: Task) -> Parcel:
-        head = {"run": self._run, "do": "call", "call": wire.call_to_json(call), "task": wire.task_to_json(task)}
+        head = {
+            "run": self._run,
+            "do": "call",
+            "call": framing.call_to_json(call),
+            "task": framing.task_to_json(task),
+        }
         return Parcel(head, {"shared": shared, **({"own": task.own} if task.own else {})})
 
 

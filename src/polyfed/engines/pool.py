@@ -18,8 +18,8 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from polyfed.core.engine import Answer, Call, Task
-from polyfed.engines import wire, zygote
-from polyfed.engines.turns import Homes, Turns
+from polyfed.engines import framing, zygote
+from polyfed.engines.scheduler import Homes, Turns
 from polyfed.errors import RunError
 
 PREFETCH = 64 << 10  # a message this small fits the socket's buffer, so it can wait there for a busy worker
@@ -37,7 +37,7 @@ class _Worker:
 
     def receive(self) -> tuple[dict[str, Any], bytes] | None:
         """Its next message; None for the one that says it is ready."""
-        head, block = wire.receive(self.connection)
+        head, block = framing.receive(self.connection)
         if "broken" in head:
             raise RunError(f"a worker could not be set up: {head['broken']}")
         if "ready" in head:
@@ -78,7 +78,7 @@ class PoolEngine:
         total = 0
         for worker in self._workers:
             try:
-                wire.send(worker.connection, {"do": "memory"})
+                framing.send(worker.connection, {"do": "memory"})
                 total += int(worker.answer()[0]["peak"])
             except (EOFError, OSError):
                 continue
@@ -97,7 +97,7 @@ class PoolEngine:
             self._zygote = zygote.Zygote()
         pid, connection = self._zygote.fork()
         worker = _Worker(index, pid, connection)
-        wire.send(connection, self._first)
+        framing.send(connection, self._first)
         return worker
 
     def replace(self, worker: _Worker) -> None:
@@ -158,9 +158,11 @@ class _Round:
             worker.running.append(number)
             try:
                 if worker.call != self._call.number:
-                    wire.send(worker.connection, {"do": "call", "call": wire.call_to_json(self._call)}, self._shared)
+                    framing.send(
+                        worker.connection, {"do": "call", "call": framing.call_to_json(self._call)}, self._shared
+                    )
                     worker.call = self._call.number
-                wire.send(worker.connection, {"do": "task", "task": wire.task_to_json(task)}, task.own)
+                framing.send(worker.connection, {"do": "task", "task": framing.task_to_json(task)}, task.own)
             except OSError:
                 self._lost(worker)
                 return
@@ -183,7 +185,7 @@ class _Round:
                 continue
             if message is None:
                 continue
-            self._turns.answered(worker.running.popleft(), wire.answer_from_json(*message))
+            self._turns.answered(worker.running.popleft(), framing.answer_from_json(*message))
             worker.since = time.monotonic()
         if self._timeout is not None:
             for worker in list(busy.values()):

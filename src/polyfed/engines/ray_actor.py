@@ -18,7 +18,7 @@ import torch
 
 from polyfed.core.engine import INITIAL, Task
 from polyfed.core.host import Host
-from polyfed.engines import wire
+from polyfed.engines import framing
 from polyfed.engines.ray_cluster import hearing_again
 from polyfed.engines.zygote import WORKER
 from polyfed.errors import PolyfedError, StateError
@@ -96,7 +96,7 @@ class Actor:
         """A batch of tasks of one call: a head that says what was answered, and the blocks it speaks of."""
         assert self._host is not None
         order = json.loads(head)
-        call = wire.call_from_json(order["call"])
+        call = framing.call_from_json(order["call"])
         if self._shared[0] != call.number:
             self._shared = (call.number, bytes_of(shared))
         came = iter(blocks)
@@ -105,7 +105,7 @@ class Actor:
         for told in order["tasks"]:
             own = bytes_of(next(came)) if told["own"] else b""
             state = bytes_of(next(came)) if told["state"] else b""
-            task = wire.task_from_json(told, own)
+            task = framing.task_from_json(told, own)
             if not state and not self._has(task):
                 said.append({"missing": True})  # it was let go for lack of room: to be sent along
                 continue
@@ -113,7 +113,7 @@ class Actor:
                 self._store.bring(task.client, task.base, state)
             answer = self._host.handle(call, task, self._shared[1])
             made = self._store.take(task.client)
-            said.append({"answer": wire.answer_to_json(answer), "state": bool(made)})
+            said.append({"answer": framing.answer_to_json(answer), "state": bool(made)})
             out += [block_of(answer.frame), block_of(made)] if made else [block_of(answer.frame)]
         return [json.dumps(said).encode(), *out]
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from polyfed.core.engine import INITIAL, Answer, Call, Failure, StateStore, Task
-from polyfed.engines import wire
+from polyfed.engines import framing
 from polyfed.engines.ray_actor import Actor, Block, block_of, bytes_of
 from polyfed.engines.ray_cluster import Cluster
-from polyfed.engines.turns import DEATHS, Homes, Turns
+from polyfed.engines.scheduler import DEATHS, Homes, Turns
 from polyfed.errors import RunError, StateError
 
 BATCH_SECONDS = 0.05  # tasks that take less go out together, so that sending them does not cost more than they do
@@ -198,12 +198,12 @@ class _Round:
                     self._turns.failed(number, Failure("storage", str(error)))
                     continue
             self._engine.homes.settle(task.client, worker.index)
-            told.append({**wire.task_to_json(task), "own": bool(task.own), "state": bool(state)})
+            told.append({**framing.task_to_json(task), "own": bool(task.own), "state": bool(state)})
             blocks += [block_of(block) for block in (task.own, state) if block]
             sent.append(number)
         if not sent:
             return
-        head = json.dumps({"call": wire.call_to_json(self._call), "tasks": told}).encode()
+        head = json.dumps({"call": framing.call_to_json(self._call), "tasks": told}).encode()
         if not worker.running:
             worker.since = time.monotonic()
         batch.numbers, batch.reference = sent, worker.actor.work.remote(head, payload, blocks)
@@ -259,7 +259,7 @@ class _Round:
                 self._engine.held.pop(self._tasks[number].client, None)
                 self._turns.put_back(worker.index, [number])
                 continue
-            answer = wire.answer_from_json(said["answer"], bytes_of(next(came)))
+            answer = framing.answer_from_json(said["answer"], bytes_of(next(came)))
             state = next(came) if said["state"] else None
             self._turns.answered(number, answer if state is None else self._commit(worker, number, answer, state))
 

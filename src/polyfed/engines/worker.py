@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-import polyfed.federation  # noqa: F401  (imported once in the zygote, so that every fork has it)
+import polyfed.federation.simulation  # noqa: F401  (imported once in the zygote, so that every fork has it)
 from polyfed.core.engine import Call
 from polyfed.core.host import Host
-from polyfed.engines import wire
+from polyfed.engines import framing
 from polyfed.machine import peak_rss
 
 
@@ -27,22 +27,22 @@ def serve(connection: Connection) -> None:
     call = Call(0, 0)
     shared = b""
     try:
-        head, _ = wire.receive(connection)
+        head, _ = framing.receive(connection)
         try:
             host = make_host(head["maker"], head["description"])
         except Exception as error:
-            wire.send(connection, {"broken": f"{type(error).__name__}: {error}"})
+            framing.send(connection, {"broken": f"{type(error).__name__}: {error}"})
             return
-        wire.send(connection, {"ready": True})  # a deadline counts from here
+        framing.send(connection, {"ready": True})  # a deadline counts from here
         while True:
-            head, block = wire.receive(connection)
+            head, block = framing.receive(connection)
             if head["do"] == "call":
-                call, shared = wire.call_from_json(head["call"]), block
+                call, shared = framing.call_from_json(head["call"]), block
             elif head["do"] == "task":
-                answer = host.handle(call, wire.task_from_json(head["task"], block), shared)
-                wire.send(connection, wire.answer_to_json(answer), answer.frame)
+                answer = host.handle(call, framing.task_from_json(head["task"], block), shared)
+                framing.send(connection, framing.answer_to_json(answer), answer.frame)
             else:
-                wire.send(connection, {"peak": peak_rss()})
+                framing.send(connection, {"peak": peak_rss()})
     except (EOFError, ConnectionError):
         return
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from polyfed.core.class_tables import ClassTable
 from polyfed.core.payload import Value
-from polyfed.core.tables import ClassTable
 from polyfed.errors import PolyfedError
 
 COUNTERS = "num_batches_tracked"  # integers that BatchNorm keeps: they count batches and are left as they are

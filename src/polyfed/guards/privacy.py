@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from polyfed.core.class_tables import ClassTable
 from polyfed.core.client import Client
 from polyfed.core.engine import Call
 from polyfed.core.guard import Released
 from polyfed.core.payload import Payload, Value
-from polyfed.core.tables import ClassTable
 from polyfed.guards.clipping import PrivacyError, as_rows, clip_rows, from_rows, leaves
-from polyfed.guards.measured import measured_sensitivity
 from polyfed.guards.noise import digest, gaussian, short_name
-from polyfed.guards.settings import Protection
+from polyfed.guards.protections import Protection
+from polyfed.guards.sensitivity import measured_sensitivity
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from polyfed.core import (
     Outgoing,
     Payload,
     Reply,
-    Scalar,
+    ScalarField,
     Sends,
     Server,
     Value,
-    Weights,
+    WeightsField,
     register,
     step,
 )
@@ -67,7 +67,7 @@ class FedAvg(Method):
             changes.add(k, got.weights("model"), self.weight(got), times=self.server_lr)
         server.state["model"] = moved(server, model, changes.mean())  # theta + sum_k p_k (theta_k - theta)
 
-    @step(down={"model": Weights()}, up={"model": Weights(), "samples": Scalar(least=0)})
+    @step(down={"model": WeightsField()}, up={"model": WeightsField(), "samples": ScalarField(least=0)})
     def train(self, client: Client, msg: Payload) -> Reply:
         self.receive(client, msg)
         self.learn(client)

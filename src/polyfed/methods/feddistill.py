@@ -22,12 +22,12 @@ from polyfed.core import (
     Reply,
     Sends,
     Server,
-    Table,
+    TableField,
     register,
     step,
 )
+from polyfed.core.class_tables import mean_over_clients
 from polyfed.core.method import reject_zero
-from polyfed.core.tables import mean_over_clients
 from polyfed.training.losses import masked_mean, soft_cross_entropy
 
 
@@ -77,8 +77,8 @@ class FedDistill(Method):
         return mean_over_clients([t for name, t in shares.items() if name != but], width=server.classes)
 
     @step(
-        down={"outputs": Table("classes")},
-        up={"outputs": Table("classes", counts=True, by_sample=_in_evaluation_mode)},
+        down={"outputs": TableField("classes")},
+        up={"outputs": TableField("classes", counts=True, by_sample=_in_evaluation_mode)},
     )
     def train(self, client: Client, msg: Payload) -> Reply:
         target, known = msg.table("outputs").dense(client.classes)

@@ -22,14 +22,14 @@ from polyfed.core import (
     Reply,
     Sends,
     Server,
-    Table,
-    Weights,
+    TableField,
+    WeightsField,
     register,
     step,
 )
+from polyfed.core.class_rows import fit_rows
 from polyfed.core.client import copy_into, weights_of
 from polyfed.core.method import reject_zero
-from polyfed.core.rows import fit_rows
 from polyfed.training import TrainSettings
 
 
@@ -67,7 +67,7 @@ class FedGH(Method):
         if not self.untrained_head:
             self.train_head(server, [reply.table("means") for reply in got.values()])
 
-    @step(down={"head": Weights("head")}, up={"means": Table("features", counts=True, by_sample=True)})
+    @step(down={"head": WeightsField("head")}, up={"means": TableField("features", counts=True, by_sample=True)})
     def train(self, client: Client, msg: Payload) -> Reply:
         client.load(msg.weights("head"), into=client.model.head)  # h_k <- h
         client.fit()  # CE through extractor and head

@@ -13,7 +13,7 @@ from torch import nn
 from polyfed.core import Server, register, rng
 from polyfed.core.method import reject_zero
 from polyfed.errors import InputError
-from polyfed.methods.fedktl import FedKTL
+from polyfed.methods.fedktl.method import FedKTL
 from polyfed.models.generators import RandomConvGenerator, TextureGenerator, load_generator
 
 STAND_INS = {

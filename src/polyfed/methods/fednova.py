@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polyfed.core import Client, Cohort, Payload, Reply, Scalar, Sends, Server, Weights, register, step
+from polyfed.core import Client, Cohort, Payload, Reply, ScalarField, Sends, Server, WeightsField, register, step
 from polyfed.core.filter import Update
 from polyfed.core.one_model import Changes, moved, parts, statistics, weight_behind
 from polyfed.errors import InputError
@@ -70,7 +70,8 @@ class FedNova(FedProx):
         server.state["model"] = moved(server, model, Update(change, update.weight))  # theta - tau_eff sum_k p_k d_k
 
     @step(
-        down={"model": Weights()}, up={"model": Weights(), "samples": Scalar(least=0), "normaliser": Scalar(least=0)}
+        down={"model": WeightsField()},
+        up={"model": WeightsField(), "samples": ScalarField(least=0), "normaliser": ScalarField(least=0)},
     )
     def train(self, client: Client, msg: Payload) -> Reply:
         self.receive(client, msg)

@@ -24,12 +24,12 @@ from polyfed.core import (
     Reply,
     Sends,
     Server,
-    Table,
+    TableField,
     register,
     step,
 )
+from polyfed.core.class_tables import mean_over_clients
 from polyfed.core.method import reject_zero
-from polyfed.core.tables import mean_over_clients
 from polyfed.training.losses import masked_mean
 
 
@@ -76,8 +76,8 @@ class FedProto(Method):
         server.state["prototypes"] = known.updated(fresh)
 
     @step(
-        down={"prototypes": Table("features")},
-        up={"prototypes": Table("features", counts=True, by_sample=_in_evaluation_mode)},
+        down={"prototypes": TableField("features")},
+        up={"prototypes": TableField("features", counts=True, by_sample=_in_evaluation_mode)},
     )
     def train(self, client: Client, msg: Payload) -> Reply:
         client.state["prototypes"] = msg["prototypes"]

@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyfed.core import ClassTable, Client, Cohort, Method, Needs, Payload, Reply, Sends, Server, Table, rng
+from polyfed.core import ClassTable, Client, Cohort, Method, Needs, Payload, Reply, Sends, Server, TableField, rng
+from polyfed.core.class_rows import fit_rows
+from polyfed.core.class_tables import mean_over_clients
 from polyfed.core.client import copy_into, weights_of
 from polyfed.core.method import register, reject_zero
-from polyfed.core.rows import fit_rows
 from polyfed.core.step import step
-from polyfed.core.tables import mean_over_clients
 from polyfed.training import TrainSettings
 from polyfed.training.losses import masked_mean
 
@@ -65,7 +65,10 @@ class FedTGP(Method):
         cohort.measure("personal", "global")  # clients are evaluated while the server trains
         self.train_prototypes(server, [reply.table("prototypes") for reply in got.values()])
 
-    @step(down={"prototypes": Table("features")}, up={"prototypes": Table("features", counts=True, by_sample=True)})
+    @step(
+        down={"prototypes": TableField("features")},
+        up={"prototypes": TableField("features", counts=True, by_sample=True)},
+    )
     def train(self, client: Client, msg: Payload) -> Reply:
         client.state["prototypes"] = msg["prototypes"]
         prototypes, known = msg.table("prototypes").dense(client.classes)

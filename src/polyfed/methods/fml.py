@@ -11,12 +11,25 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyfed.core import Client, Cohort, Method, Needs, Payload, Reply, Scalar, Sends, Server, Tree, register, step
+from polyfed.core import (
+    Client,
+    Cohort,
+    Method,
+    Needs,
+    Payload,
+    Reply,
+    ScalarField,
+    Sends,
+    Server,
+    TreeField,
+    register,
+    step,
+)
 from polyfed.core.averaging import WeightedMean
 from polyfed.core.client import weights_of
 from polyfed.errors import InputError
 from polyfed.training.losses import kl_divergence
-from polyfed.training.several import clip_each
+from polyfed.training.multi_module import clip_each
 
 
 @register("fml")
@@ -73,8 +86,8 @@ class FML(Method):
         server.state["meme"] = mean.result(server.memory.weights("meme"))  # w <- mean_k w_k
 
     @step(
-        down={"auxiliary": Scalar("text"), "meme": Tree()},
-        up={"meme": Tree(like="meme"), "samples": Scalar(least=0)},
+        down={"auxiliary": ScalarField("text"), "meme": TreeField()},
+        up={"meme": TreeField(like="meme"), "samples": ScalarField(least=0)},
     )
     def train(self, client: Client, msg: Payload) -> Reply:
         meme = client.build(msg.text("auxiliary"))

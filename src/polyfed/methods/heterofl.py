@@ -22,13 +22,13 @@ from polyfed.core import (
     Outgoing,
     Payload,
     Reply,
-    Scalar,
+    ScalarField,
     Sends,
     Server,
-    Tensors,
-    Tree,
+    TensorField,
+    TreeField,
     Value,
-    Weights,
+    WeightsField,
     register,
     step,
 )
@@ -123,11 +123,11 @@ class HeteroFL(Method):
         return Outgoing(each=each)
 
     @step(
-        down={"model": Tree(), "rate": Scalar(least=0)},
+        down={"model": TreeField(), "rate": ScalarField(least=0)},
         up={
-            "model": Tree(like="model"),
-            "samples": Scalar(least=0),
-            "present": Tensors(("classes",), torch.bool, optional=True),
+            "model": TreeField(like="model"),
+            "samples": ScalarField(least=0),
+            "present": TensorField(("classes",), torch.bool, optional=True),
         },
     )
     def train(self, client: Client, msg: Payload) -> Reply:
@@ -176,8 +176,8 @@ class HeteroFL(Method):
         server.state.update({place: both.result() for place, both in pooled.items()})
 
     @step(
-        down={"model": Tree(), "rate": Scalar(least=0)},
-        up={"statistics": Weights("statistics"), "samples": Scalar(least=0)},
+        down={"model": TreeField(), "rate": ScalarField(least=0)},
+        up={"statistics": WeightsField("statistics"), "samples": ScalarField(least=0)},
     )
     def measure(self, client: Client, msg: Payload) -> Reply:
         """One pass over the client's data with the statistics of its batches; a single sample has none."""

@@ -21,11 +21,11 @@ from polyfed.core import (
     Outgoing,
     Payload,
     Reply,
-    Scalar,
+    ScalarField,
     Sends,
     Server,
     Value,
-    Weights,
+    WeightsField,
     register,
     step,
 )
@@ -128,7 +128,7 @@ class InclusiveFL(Method):
                         change[place] = (1 - self.beta) * change[place] + self.beta * torch.stack(m).mean(0)
         return Update(change, merged.weight)
 
-    @step(down={"model": Weights()}, up={"model": Weights(), "samples": Scalar(least=0)})
+    @step(down={"model": WeightsField()}, up={"model": WeightsField(), "samples": ScalarField(least=0)})
     def train(self, client: Client, msg: Payload) -> Reply:
         self.adopt(client, msg)
         client.fit()

@@ -8,7 +8,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from polyfed.core import Client, Cohort, Method, Needs, Payload, Reply, Scalar, Sends, Server, Weights, register, step
+from polyfed.core import (
+    Client,
+    Cohort,
+    Method,
+    Needs,
+    Payload,
+    Reply,
+    ScalarField,
+    Sends,
+    Server,
+    WeightsField,
+    register,
+    step,
+)
 from polyfed.core.averaging import WeightedMean
 from polyfed.core.client import weights_of
 
@@ -38,7 +51,7 @@ class LGFedAvg(Method):
             mean.add(got.weights("head"), got.number("samples") if self.weights == "samples" else 1.0)
         server.state["head"] = mean.result(server.memory.weights("head"))  # h <- sum_k p_k h_k
 
-    @step(down={"head": Weights("head")}, up={"head": Weights("head"), "samples": Scalar(least=0)})
+    @step(down={"head": WeightsField("head")}, up={"head": WeightsField("head"), "samples": ScalarField(least=0)})
     def train(self, client: Client, msg: Payload) -> Reply:
         client.load(msg.weights("head"), into=client.model.head)
         client.fit()

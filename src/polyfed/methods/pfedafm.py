@@ -12,12 +12,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyfed.core import Client, Cohort, Method, Needs, Payload, Reply, Scalar, Sends, Server, Tree, register, step
+from polyfed.core import (
+    Client,
+    Cohort,
+    Method,
+    Needs,
+    Payload,
+    Reply,
+    ScalarField,
+    Sends,
+    Server,
+    TreeField,
+    register,
+    step,
+)
 from polyfed.core.averaging import WeightedMean
 from polyfed.core.client import weights_of
 from polyfed.core.method import reject_zero
 from polyfed.errors import InputError
-from polyfed.training.several import frozen
+from polyfed.training.multi_module import frozen
 
 
 @register("pfedafm")
@@ -71,8 +84,8 @@ class PFedAFM(Method):
         server.state["extractor"] = mean.result(server.memory.weights("extractor"))  # G <- sum_k p_k G_k
 
     @step(
-        down={"auxiliary": Scalar("text"), "extractor": Tree()},
-        up={"extractor": Tree(like="extractor"), "samples": Scalar(least=0)},
+        down={"auxiliary": ScalarField("text"), "extractor": TreeField()},
+        up={"extractor": TreeField(like="extractor"), "samples": ScalarField(least=0)},
     )
     def train(self, client: Client, msg: Payload) -> Reply:
         received = msg.weights("extractor")

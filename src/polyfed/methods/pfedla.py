@@ -21,8 +21,8 @@ from polyfed.core import (
     Reply,
     Sends,
     Server,
-    Tree,
-    Weights,
+    TreeField,
+    WeightsField,
     register,
     rng,
     step,
@@ -125,7 +125,7 @@ class PFedLA(Method):
         stay = {name for is_local, names in layers if is_local for name in names}
         return {name: tensor for name, tensor in bar.items() if name not in stay}
 
-    @step(down={"model": Tree()}, up={"model": Weights()})
+    @step(down={"model": TreeField()}, up={"model": WeightsField()})
     def train(self, client: Client, msg: Payload) -> Reply:
         client.load(weights_of(client.model) | msg.weights("model"))
         client.fit()

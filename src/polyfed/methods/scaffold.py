@@ -11,7 +11,19 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from polyfed.core import Client, Cohort, Payload, Reply, Scalar, Sends, Server, Tree, Weights, register, step
+from polyfed.core import (
+    Client,
+    Cohort,
+    Payload,
+    Reply,
+    ScalarField,
+    Sends,
+    Server,
+    TreeField,
+    WeightsField,
+    register,
+    step,
+)
 from polyfed.core.one_model import Changes, holders, moved, parts, statistics
 from polyfed.errors import InputError
 from polyfed.methods.fedavg import FedAvg
@@ -65,8 +77,8 @@ class Scaffold(FedAvg):
         }
 
     @step(
-        down={"model": Weights(), "control": Tree()},
-        up={"model": Weights(), "samples": Scalar(least=0), "control": Tree(like="control")},
+        down={"model": WeightsField(), "control": TreeField()},
+        up={"model": WeightsField(), "samples": ScalarField(least=0), "control": TreeField(like="control")},
     )
     def train(self, client: Client, msg: Payload) -> Reply:
         self.receive(client, msg)

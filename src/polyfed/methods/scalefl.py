@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyfed.core import Client, Payload, Reply, Scalar, Server, Tensors, Tree, Value, register, step
+from polyfed.core import Client, Payload, Reply, ScalarField, Server, TensorField, TreeField, Value, register, step
 from polyfed.core.method import reject_zero
 from polyfed.errors import InputError
 from polyfed.methods.heterofl import HeteroFL
@@ -70,11 +70,11 @@ class ScaleFL(HeteroFL):
         return {"distils": server.round > self.distil_from * server.rounds}
 
     @step(
-        down={"model": Tree(), "rate": Scalar(least=0), "distils": Scalar("flag")},
+        down={"model": TreeField(), "rate": ScalarField(least=0), "distils": ScalarField("flag")},
         up={
-            "model": Tree(like="model"),
-            "samples": Scalar(least=0),
-            "present": Tensors(("classes",), torch.bool, optional=True),
+            "model": TreeField(like="model"),
+            "samples": ScalarField(least=0),
+            "present": TensorField(("classes",), torch.bool, optional=True),
         },
     )
     def train(self, client: Client, msg: Payload) -> Reply:

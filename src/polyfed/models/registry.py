@@ -13,11 +13,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from polyfed.errors import InputError, nearest
 from polyfed.models.catalogue import ARCHITECTURES
+from polyfed.models.custom_modules import from_module
 from polyfed.models.groups import ModelGroup, group, group_names, model_group
 from polyfed.models.parts import feature_width, flat_adapter, make_backbone, make_head
 from polyfed.models.spec import ModelSpec
 from polyfed.models.split import SplitModel
-from polyfed.models.wrap import from_module
 
 __all__ = [
     "ModelGroup",

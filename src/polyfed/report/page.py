@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.errors import InputError
-from polyfed.report import drawing, kinds
-from polyfed.report.about_run import Table, cell, common_settings, parts_of, runs_table, table_of
-from polyfed.report.groups import grouped, varying
-from polyfed.report.picture import COLORS, DARK_COLORS, Options
-from polyfed.report.record import STATES, Record, read_all
-from polyfed.runs.files import write_whole
+from polyfed.report import figure_kinds, rendering
+from polyfed.report.figure_spec import COLORS, DARK_COLORS, Options
+from polyfed.report.run_groups import grouped, varying
+from polyfed.report.run_record import STATES, Record, read_all
+from polyfed.report.run_tables import Table, cell, common_settings, parts_of, runs_table, table_of
+from polyfed.runs.atomic_files import write_whole
 
 MOST_NUMBERS = 300  # rows of a figure's numbers inside the page
 MOST_ALIKE = 6  # figures of one kind that show one run each
@@ -177,10 +177,10 @@ class _Artist:
     def _draw(self, kind: str, records: Sequence[Record], options: Options, title: str = "") -> Drawn:
         from markupsafe import Markup
 
-        picture = kinds.make(kind, records, options)
+        picture = figure_kinds.make(kind, records, options)
         self._count += 1
         # the only text that is not escaped by the template: made by matplotlib and written by an XML library
-        svg = Markup(drawing.inline(picture, f"figure{self._count}"))
+        svg = Markup(rendering.inline(picture, f"figure{self._count}"))
         rows = [[cell(_shown(value), name=isinstance(value, str)) for value in row] for row in picture.rows]
         first = picture.rows[0] if picture.rows else ()
         headings = [

@@ -16,8 +16,8 @@ from polyfed.core.codec import decode, encode
 from polyfed.core.door import Ledger
 from polyfed.core.payload import State
 from polyfed.errors import PayloadError, StateError
-from polyfed.runs.files import write_whole
-from polyfed.runs.store import Elsewhere, FolderStore
+from polyfed.runs.atomic_files import write_whole
+from polyfed.runs.state_store import Elsewhere, FolderStore
 
 KEPT = 2
 CLIENT_STATES = "clients"  # the folder of the clients' states, where they are kept here

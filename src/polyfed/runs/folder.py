@@ -15,8 +15,8 @@ from urllib.parse import quote
 import yaml
 
 from polyfed.errors import InputError, RunError
-from polyfed.runs import holder
-from polyfed.runs.files import write_whole
+from polyfed.runs import lock_owner
+from polyfed.runs.atomic_files import write_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -155,12 +155,12 @@ class RunFolder:
         except OSError:
             os.close(descriptor)
             raise RunError(f"another process is working on {self.path}") from None
-        holder.sign(descriptor)
+        lock_owner.sign(descriptor)
         self._lock = descriptor
 
     def unlock(self) -> None:
         if self._lock is not None:
-            holder.erase(self._lock)
+            lock_owner.erase(self._lock)
             os.close(self._lock)
             self._lock = None
 

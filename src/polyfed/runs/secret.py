@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 from polyfed.errors import StateError
-from polyfed.runs.files import sync_folder
+from polyfed.runs.atomic_files import sync_folder
 
 FILE = "privacy.secret"
 

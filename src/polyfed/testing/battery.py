@@ -9,7 +9,7 @@ from typing import Any
 
 from polyfed.core.method import Method
 from polyfed.errors import InputError, PolyfedError, nearest
-from polyfed.testing.lab import Lab
+from polyfed.testing.toy_federation import Lab
 
 Check = Callable[[Lab], None]
 

@@ -18,9 +18,9 @@ from polyfed.core.profile import Profile
 from polyfed.core.server import Server
 from polyfed.engines.serial import SerialEngine
 from polyfed.experiment import kept, one_torch_thread
+from polyfed.federation.summary import state_hash
 from polyfed.models.slicing import Family
 from polyfed.models.split import SplitModel
-from polyfed.results import state_hash
 from polyfed.training import Samples
 
 # What may be done to the serial engine: something stands around it.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from polyfed.runs.files import write_whole
+from polyfed.runs.atomic_files import write_whole
 from polyfed.trackers.interface import settings
 
 # set before MLflow is imported, unless the user has set them: nothing calls home, files are allowed as a store, and

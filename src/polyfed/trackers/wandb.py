@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from polyfed.runs.files import write_whole
+from polyfed.runs.atomic_files import write_whole
 
 
 class WandB:

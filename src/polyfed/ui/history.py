@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from polyfed.ui.summaries import number, parse_line, whole
+from polyfed.ui.run_summary import number, parse_line, whole
 
 CHUNK = 1 << 22
 NOTES = 200  # of the newest

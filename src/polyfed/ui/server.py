@@ -19,8 +19,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from polyfed.errors import InputError, PolyfedError
-from polyfed.ui.guard import Guard
-from polyfed.ui.runs import Runs
+from polyfed.ui.access_guard import Guard
+from polyfed.ui.run_index import Runs
 
 STATIC = Path(__file__).parent / "static"
 KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}

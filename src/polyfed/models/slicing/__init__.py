@@ -5,8 +5,8 @@ from polyfed.models.slicing.exits import EarlyExits, build_with_exits
 from polyfed.models.slicing.family import Family
 from polyfed.models.slicing.index import Cut, Index, Rule, drawn, extract, only_rows, prefix, select, window
 from polyfed.models.slicing.layout import block_names, classifier_tensors
-from polyfed.models.slicing.owners import OwnerMean, coverage
-from polyfed.models.slicing.pooling import PooledStatistics, statistics_of
+from polyfed.models.slicing.norm_statistics import PooledStatistics, statistics_of
+from polyfed.models.slicing.owner_mean import OwnerMean, coverage
 from polyfed.models.slicing.scaling import divided
 
 __all__ = [

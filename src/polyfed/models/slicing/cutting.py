@@ -14,8 +14,15 @@ from torch import Tensor, nn
 from polyfed.errors import InputError
 from polyfed.models.googlenet import Inception
 from polyfed.models.registry import build
+from polyfed.models.slicing.compatibility import (
+    Lengths,
+    check_channels,
+    check_features,
+    check_same_kind,
+    lengths,
+    refuse,
+)
 from polyfed.models.slicing.index import Index, Rule, prefix
-from polyfed.models.slicing.kinship import Lengths, check_channels, check_features, check_same_kind, lengths, refuse
 from polyfed.models.spec import ModelSpec
 from polyfed.models.split import SplitModel
 from polyfed.models.vit import Attention

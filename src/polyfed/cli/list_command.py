@@ -1,0 +1,188 @@
+"""`polyfed list`: what there is, a line each."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from polyfed.cli.output import put_json, put_table
+from polyfed.errors import InputError, nearest
+
+Row = dict[str, Any]
+
+
+def list_(
+    kind: Annotated[
+        str, typer.Argument(metavar="KIND", help="methods, models, groups, datasets, partitions or presets.")
+    ],
+    json: Annotated[bool, typer.Option("--json", help="As JSON, with every field.")] = False,
+) -> None:
+    """List methods, models, groups, datasets, partitions or presets."""
+    if kind not in LISTS:
+        raise InputError(f"there is no list of '{kind}'; {nearest(kind, LISTS)}")
+    rows = LISTS[kind]()
+    if json:
+        put_json(rows)
+    else:
+        SHOWN[kind](rows)
+
+
+# the lists, with the fields of their JSON
+
+
+def methods() -> list[Row]:
+    from polyfed import catalogue
+
+    hidden = {"aliases", "module"}
+    return [
+        {key: value for key, value in dataclasses.asdict(listed).items() if key not in hidden}
+        for listed in catalogue.methods().values()
+    ]
+
+
+def models() -> list[Row]:
+    from polyfed.models import describe, names
+
+    return [dataclasses.asdict(describe(name)) for name in names()]
+
+
+def groups() -> list[Row]:
+    from polyfed.models import group, group_names
+
+    return [{"name": name, "members": [spec.label for spec in group(name)]} for name in group_names()]
+
+
+def datasets() -> list[Row]:
+    from polyfed.data.catalogue import catalogue
+
+    return [{**dataclasses.asdict(info), "available": info.available()} for info in catalogue()]
+
+
+def partitions() -> list[Row]:
+    from polyfed.data.partition_settings import SCHEMES
+
+    return [
+        {
+            "name": name,
+            "description": scheme.description,
+            "options": [
+                {
+                    "name": key,
+                    "type": option.kind,
+                    "default": option.default,
+                    "help": option.help,
+                    "required": option.required,
+                    "choices": list(option.choices),
+                }
+                for key, option in scheme.options.items()
+            ],
+        }
+        for name, scheme in SCHEMES.items()
+    ]
+
+
+def presets() -> list[Row]:
+    import polyfed
+
+    folder = Path(polyfed.__file__).parent / "presets"
+    return [
+        {"name": path.stem, "description": path.read_text().partition("\n")[0].lstrip("# ")}
+        for path in sorted(folder.glob("*.yaml"))
+    ]
+
+
+LISTS: Mapping[str, Callable[[], list[Row]]] = {
+    "methods": methods,
+    "models": models,
+    "groups": groups,
+    "datasets": datasets,
+    "partitions": partitions,
+    "presets": presets,
+}
+
+# how they are shown
+
+
+def _show_methods(rows: list[Row]) -> None:
+    put_table(
+        ["method", "", "requires", "sends up", "sends down"],
+        [
+            [
+                row["name"],
+                row["title"].partition(": ")[2] or row["title"],
+                ", ".join(need.replace("_", " ") for need in row["requires"]) or "-",
+                row["sends_up"],
+                row["sends_down"],
+            ]
+            for row in rows
+        ],
+    )
+
+
+def _show_models(rows: list[Row]) -> None:
+    put_table(
+        ["model", "parameters", "extractor", "features", "MFLOPs", "input"],
+        [
+            [
+                row["name"],
+                f"{row['params']:,}",
+                f"{row['extractor_params']:,}",
+                row["feature_dim"],
+                f"{row['flops'] / 1e6:,.1f}",
+                "x".join(map(str, row["input"])),
+            ]
+            for row in rows
+        ],
+        right=range(1, 6),
+    )
+
+
+def _show_groups(rows: list[Row]) -> None:
+    put_table(["group", "members"], [[row["name"], ", ".join(row["members"])] for row in rows])
+
+
+def _show_datasets(rows: list[Row]) -> None:
+    put_table(
+        ["dataset", "shape", "classes", "train", "test", "available now"],
+        [
+            [
+                row["name"],
+                "x".join(map(str, row["shape"])),
+                row["classes"],
+                f"{row['train']:,}",
+                f"{row['test']:,}",
+                "yes" if row["available"] else "with data.root, or from the hub",
+            ]
+            for row in rows
+        ],
+        right=range(1, 5),
+    )
+
+
+def _show_partitions(rows: list[Row]) -> None:
+    def options(row: Row) -> str:
+        return ", ".join(
+            option["name"] if option["default"] is None else f"{option['name']} ({option['default']})"
+            for option in row["options"]
+        )
+
+    put_table(["scheme", "", "options"], [[row["name"], row["description"], options(row)] for row in rows])
+
+
+def _show_presets(rows: list[Row]) -> None:
+    put_table(["preset", ""], [[row["name"], row["description"]] for row in rows])
+
+
+SHOWN: Mapping[str, Callable[[list[Row]], None]] = {
+    "methods": _show_methods,
+    "models": _show_models,
+    "groups": _show_groups,
+    "datasets": _show_datasets,
+    "partitions": _show_partitions,
+    "presets": _show_presets,
+}
+COMMANDS = {"list": list_}

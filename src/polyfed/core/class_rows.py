@@ -1,0 +1,38 @@
+"""Training at the server on what clients reported: every row of a class table is one sample of its class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.core.class_tables import ClassTable
+from polyfed.training import Fit, Loss, Samples, TrainSettings, fit
+
+
+class Rows(Samples):
+    """Vectors in place of pictures: batches hold them as they are."""
+
+    def batches(
+        self, size: int, *, shuffle: torch.Generator | None = None, drop_single: bool = False
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        order = torch.arange(len(self)) if shuffle is None else torch.randperm(len(self), generator=shuffle)
+        for at in torch.split(order, size):
+            if len(at) > (1 if drop_single else 0):
+                yield self.images[at], self.labels[at]
+
+
+def fit_rows(
+    modules: Iterable[nn.Module],
+    loss: Loss,
+    tables: Sequence[ClassTable],
+    settings: TrainSettings,
+    shuffle: torch.Generator,
+) -> Fit:
+    """Train modules on all rows of all tables in shuffled batches; where there is no row, nothing is trained."""
+    if not any(len(table) for table in tables):
+        return Fit(0, 0, float("nan"))
+    vectors = torch.cat([table.values for table in tables])
+    labels = torch.cat([table.classes for table in tables])
+    return fit(modules, loss, Rows(vectors, labels), settings, shuffle)
