@@ -170,7 +170,7 @@ class Experiment:
 
     def _attempt(self, number: int, door: Door, server: Server) -> dict[str, Any]:
         door.begin_round(number)
-        server.round, server.events, server.kept = number, [], {}
+        server.round, server.events, server.artifacts = number, [], {}
         self._measured = {}
         last = number == self.config.rounds
         due = last or number % self.config.evaluate.every == 0
@@ -204,7 +204,7 @@ class Experiment:
         seconds = time.perf_counter() - started
         for event in server.events:
             self.folder.event("method", **{**event, "kind": event["event"]})
-        for kind, tensors in server.kept.items():
+        for kind, tensors in server.artifacts.items():
             self.folder.write_artifact(kind, number, tensors)
         return self._record(number, door, seconds)
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from polyfed.core.class_tables import ClassTable
-from polyfed.core.codec import DTYPES, MAGIC, announce, content_hash, decode, encode
+from polyfed.core.codec import DTYPES, MAGIC, content_hash, decode, encode, read_header
 from polyfed.core.payload import Payload
 from polyfed.errors import PayloadError
 
@@ -73,7 +73,7 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 @given(st.dictionaries(NAMES, VALUES, max_size=4))
 def test_what_is_encoded_comes_back(payload: dict[str, Any]) -> None:
     frame = encode(payload)
-    seen = announce(frame.data)
+    seen = read_header(frame.data)
     back = decode(frame.data, seen)
     assert same(dict(back), payload)
     assert seen.sizes() == frame.fields
@@ -129,8 +129,8 @@ def test_what_cannot_be_sent_is_refused_by_name(value: Any, said: str) -> None:
 def test_a_limit_is_checked_first() -> None:
     frame = encode({"x": torch.zeros(1000)}).data
     with pytest.raises(PayloadError, match="at most 4,000"):
-        announce(frame, limit=4000)
-    announce(frame, limit=len(frame))
+        read_header(frame, limit=4000)
+    read_header(frame, limit=len(frame))
 
 
 # What an adversary or a bad line can do

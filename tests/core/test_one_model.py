@@ -200,7 +200,7 @@ def test_kept_tensors_become_files_of_the_run(tmp_path: Any) -> None:
     class Keeps(FedAvg):
         def round(self, server: Server, cohort: Cohort) -> None:
             super().round(server, cohort)
-            server.keep("numbers", vectors=torch.full((2, 3), float(server.round)))
+            server.save_artifact("numbers", vectors=torch.full((2, 3), float(server.round)))
 
     with Lab(Keeps, {}) as lab:
         folder = tmp_path / "run"

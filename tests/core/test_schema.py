@@ -11,10 +11,10 @@ import torch
 
 from polyfed.core import ScalarField, TableField, TensorField, TreeField, WeightsField
 from polyfed.core.class_tables import ClassTable
-from polyfed.core.codec import announce, decode, encode
+from polyfed.core.codec import decode, encode, read_header
 from polyfed.core.payload import Payload
 from polyfed.core.profile import Profile
-from polyfed.core.schema import Field, check_announced, check_finite
+from polyfed.core.schema import Field, check_finite, check_header
 from polyfed.errors import PayloadError
 
 HEAD = (("weight", (4, 3), "float32"), ("bias", (4,), "float32"))
@@ -25,7 +25,7 @@ RIGHT_HEAD = {"weight": torch.zeros(4, 3), "bias": torch.zeros(4)}
 def refuse(schema: Mapping[str, Field], **fields: Any) -> str | None:
     frame = encode(fields).data
     try:
-        check_announced(announce(frame), schema, None, PROFILE)
+        check_header(read_header(frame), schema, None, PROFILE)
         check_finite(decode(frame))
     except PayloadError as error:
         return str(error)
@@ -145,11 +145,11 @@ def test_reading_a_payload_by_the_wrong_kind_names_the_field() -> None:
 
 def test_a_tree_like_what_was_sent() -> None:
     """A reply that must look like a field of its call: other names, shapes and types are refused by name."""
-    sent = announce(encode({"meme": {"w": torch.zeros(2, 3), "b": torch.zeros(3)}}).data)
+    sent = read_header(encode({"meme": {"w": torch.zeros(2, 3), "b": torch.zeros(3)}}).data)
     schema = {"back": TreeField(like="meme")}
 
     def check(weights: dict[str, torch.Tensor]) -> None:
-        check_announced(announce(encode({"back": weights}).data), schema, None, PROFILE, sent)
+        check_header(read_header(encode({"back": weights}).data), schema, None, PROFILE, sent)
 
     check({"w": torch.ones(2, 3), "b": torch.ones(3)})
     with pytest.raises(PayloadError, match=r"field 'back' has 'w' of shape \(3, 2\)"):

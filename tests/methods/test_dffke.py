@@ -18,11 +18,11 @@ from polyfed.core.client import copy_into, weights_of
 from polyfed.core.codec import decode
 from polyfed.core.rng import generator, seeded
 from polyfed.errors import InputError
-from polyfed.methods.dffke.docking import Party, fit_decoder, fit_docking
+from polyfed.methods.dffke.docking import ClientSnapshot, fit_decoder, fit_docking
 from polyfed.methods.dffke.embedding_decoder import Album, EmbeddingDecoder, decoder_skeleton
 from polyfed.methods.dffke.exchange import Lesson, as_probabilities, divergence, learn
 from polyfed.methods.dffke.method import DFFKE
-from polyfed.methods.dffke.replay import Shelf, newest, reviewed, reviewed_rows
+from polyfed.methods.dffke.replay import ReplayIndex, newest, reviewed, reviewed_rows
 from polyfed.models import build
 from polyfed.testing.engine_wrappers import Watching, with_steps_watched
 from polyfed.testing.rounds import Handmade, Outcome, play, stage
@@ -67,17 +67,17 @@ def sent(watching: Watching, step: str, way: str = "down") -> dict[str, list[Pay
     return found
 
 
-def party(name: str, spec: str = "tiny-resnet") -> Party:
+def party(name: str, spec: str = "tiny-resnet") -> ClientSnapshot:
     with seeded("party", name):
         model = build(spec, shape=(1, 8, 8), classes=3)
         for _ in range(3):  # running statistics other than the initial ones
             model(torch.rand(8, 1, 8, 8))
         docking = nn.Linear(model.feature_dim, WIDTH)
     model.eval().requires_grad_(False)
-    return Party(model.backbone, model.head, docking)
+    return ClientSnapshot(model.backbone, model.head, docking)
 
 
-def bits(party: Party) -> list[Tensor]:
+def bits(party: ClientSnapshot) -> list[Tensor]:
     return [t for module in (party.encoder, party.classifier) for t in weights_of(module).values()]
 
 
@@ -91,7 +91,7 @@ def test_docking_aligns_clients_with_equal_encoders() -> None:
     labels = {name: torch.arange(30) % 3 for name in "ab"}
     rows = {name: centres[labels[name]] + 0.1 * torch.randn(30, 6, generator=stream) for name in "ab"}
     with seeded("docking"):
-        parties = {name: Party(nn.Identity(), nn.Identity(), nn.Linear(6, WIDTH)) for name in "ab"}
+        parties = {name: ClientSnapshot(nn.Identity(), nn.Identity(), nn.Linear(6, WIDTH)) for name in "ab"}
         head = nn.Linear(WIDTH, 3)
     course = fit_docking(parties, rows, labels, head, iterations=60, lr=0.01, weight_decay=0.001)
     assert course[-1] < 0.2 * course[0]
@@ -101,7 +101,7 @@ def test_docking_aligns_clients_with_equal_encoders() -> None:
 
 def test_docking_takes_soft_targets_and_ends_above_0() -> None:
     with seeded("soft"):
-        parties = {"a": Party(nn.Identity(), nn.Identity(), nn.Linear(4, WIDTH))}
+        parties = {"a": ClientSnapshot(nn.Identity(), nn.Identity(), nn.Linear(4, WIDTH))}
         head, rows, soft = nn.Linear(WIDTH, 3), {"a": torch.randn(12, 4)}, {"a": torch.randn(12, 3).softmax(1)}
     course = fit_docking(parties, rows, soft, head, iterations=40, lr=0.01, weight_decay=0.0)
     assert 0 <= course[-1] < course[0]
@@ -314,7 +314,7 @@ def test_nothing_is_reviewed_where_nothing_is_past() -> None:
 
 
 def test_the_shelf_knows_who_lacks_what() -> None:
-    shelf = Shelf(limit=2)
+    shelf = ReplayIndex(limit=2)
     for number, there in ((1, "ab"), (2, "b"), (3, "ab")):
         name = f"{number:06d}"
         for client in there:
@@ -324,7 +324,7 @@ def test_the_shelf_knows_who_lacks_what() -> None:
     assert shelf.plan("a") == {"000003": 30} and shelf.plan("b") == {"000002": 20, "000003": 30}
     assert shelf.wanted("abc") == ["000002", "000003"]  # c was never there
     assert "000001" not in shelf.sizes
-    again = Shelf.of(shelf.state(), 2)
+    again = ReplayIndex.of(shelf.state(), 2)
     assert again == shelf
 
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from polyfed.core import rng
-from polyfed.core.codec import announce, decode, encode
+from polyfed.core.codec import decode, encode, read_header
 from polyfed.core.payload import Payload
-from polyfed.core.schema import check_announced
+from polyfed.core.schema import check_header
 from polyfed.core.server import Server
 from polyfed.errors import InputError, PayloadError
 from polyfed.methods.fedfree.layer_messages import Layers, packed, unpacked
@@ -182,10 +182,10 @@ def test_layers_that_are_not_the_clients_are_refused(change: str) -> None:
     with Lab(FedFree, {}) as lab:
         profile = lab.federation(lab.config()).profiles()[3]
     right, _ = altered("nothing")
-    check_announced(announce(encode(right).data), {"layers": Layers()}, FedFree(), profile)
+    check_header(read_header(encode(right).data), {"layers": Layers()}, FedFree(), profile)
     wrong, _ = altered(change)
     with pytest.raises(PayloadError, match="'layers"):
-        check_announced(announce(encode(wrong).data), {"layers": Layers()}, FedFree(), profile)
+        check_header(read_header(encode(wrong).data), {"layers": Layers()}, FedFree(), profile)
 
 
 def test_a_layer_that_the_client_does_not_have_is_refused(linears: Any) -> None:

@@ -23,10 +23,10 @@ from polyfed.core.averaging import WeightedMean
 from polyfed.core.class_tables import Bound as MeansBound
 from polyfed.core.class_tables import mean_over_clients
 from polyfed.core.client import weights_of
-from polyfed.core.codec import announce, encode
+from polyfed.core.codec import encode, read_header
 from polyfed.core.payload import Payload, Value
 from polyfed.core.profile import Profile, layout
-from polyfed.core.schema import TreeField, check_announced
+from polyfed.core.schema import TreeField, check_header
 from polyfed.errors import InputError, PayloadError
 from polyfed.methods.fedvtc.method import SHOWN, FedVTC
 from polyfed.methods.fedvtc.synthetic_samples import fine_tune, generated
@@ -430,10 +430,10 @@ def test_foreign_decoders_are_refused_by_name() -> None:
     profile = client([0]).profile
     field = {"decoder": TreeField(layout=vars(FedVTC.give_decoder)["messages"].up["decoder"].layout)}
     right = weights_of(FedVTC().new_decoder(0, profile))
-    check_announced(announce(encode({"decoder": right}).data), field, FedVTC(), profile)
+    check_header(read_header(encode({"decoder": right}).data), field, FedVTC(), profile)
     wrong = {**right, "layers.1.weight": torch.zeros(3, 3)}
     with pytest.raises(PayloadError, match=r"'layers\.1\.weight' of shape \(3, 3\)"):
-        check_announced(announce(encode({"decoder": wrong}).data), field, FedVTC(), profile)
+        check_header(read_header(encode({"decoder": wrong}).data), field, FedVTC(), profile)
 
 
 # 13: memory

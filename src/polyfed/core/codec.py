@@ -57,7 +57,7 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Described:
+class TensorHeader:
     """One tensor as the header announces it."""
 
     dtype: str
@@ -65,17 +65,17 @@ class Described:
 
 
 @dataclass(frozen=True)
-class Announced:
+class MessageHeader:
     """What a frame says it holds, read from its headers before any tensor is made."""
 
-    tensors: dict[str, Described]  # by path, 'field/name'
+    tensors: dict[str, TensorHeader]  # by path, 'field/name'
     tables: dict[str, tuple[tuple[int, ...], bool]]  # path -> (classes, has counts)
     scalars: dict[str, Scalar]
     empty: tuple[str, ...]  # paths of mappings without entries
 
-    def joined(self, other: Announced) -> Announced:
+    def joined(self, other: MessageHeader) -> MessageHeader:
         """This and another frame together, as one message."""
-        return Announced(
+        return MessageHeader(
             self.tensors | other.tensors,
             self.tables | other.tables,
             self.scalars | other.scalars,
@@ -165,7 +165,7 @@ def _pack(tensors: Mapping[str, Tensor]) -> bytes:
     )
 
 
-def announce(data: bytes, *, limit: int | None = None) -> Announced:
+def read_header(data: bytes, *, limit: int | None = None) -> MessageHeader:
     """Check a frame's size, digest and headers, and say what it holds, without making a tensor."""
     if limit is not None and len(data) > limit:
         raise PayloadError(f"the message has {len(data):,} bytes; at most {limit:,} are allowed")
@@ -179,7 +179,7 @@ def announce(data: bytes, *, limit: int | None = None) -> Announced:
         tensor_end = head_end + 8 + int.from_bytes(data[head_end : head_end + 8], "little")
         listed = json.loads(data[head_end + 8 : tensor_end])
         tensors = {
-            path: Described(str(item["dtype"]), tuple(int(n) for n in item["shape"]))
+            path: TensorHeader(str(item["dtype"]), tuple(int(n) for n in item["shape"]))
             for path, item in listed.items()
             if path != "__metadata__"
         }
@@ -197,12 +197,12 @@ def announce(data: bytes, *, limit: int | None = None) -> Announced:
     size = sum(math.prod(item.shape) * TYPES[item.dtype] for item in tensors.values())
     if size != len(data) - tensor_end:
         raise PayloadError(f"the message announces {size:,} bytes of tensors and holds {len(data) - tensor_end:,}")
-    announced = Announced(tensors, tables, scalars, empty)
+    announced = MessageHeader(tensors, tables, scalars, empty)
     _check_paths(announced)
     return announced
 
 
-def _check_paths(seen: Announced) -> None:
+def _check_paths(seen: MessageHeader) -> None:
     """Every path names one thing, and every part of a table belongs to one: a sender cannot hide one in another."""
     parts = {path for path in seen.tensors if "#" in path}
     owned = {path + "#values" for path in seen.tables} | {
@@ -225,9 +225,9 @@ def _check_paths(seen: Announced) -> None:
             raise PayloadError(f"the message is malformed: the table '{path}' has a row for class {min(classes)}")
 
 
-def decode(data: bytes, announced: Announced | None = None) -> Payload:
+def decode(data: bytes, announced: MessageHeader | None = None) -> Payload:
     """The payload in a frame. Tensors are copies with memory of their own."""
-    seen = announced or announce(data)
+    seen = announced or read_header(data)
     start = _START + 8 + int.from_bytes(data[_START : _START + 8], "little")
     try:
         raw = safetensors.torch.load(data[start:])

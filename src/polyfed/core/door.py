@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from polyfed.core.codec import Announced, Frame, announce, decode, encode
+from polyfed.core.codec import Frame, MessageHeader, decode, encode, read_header
 from polyfed.core.engine import INITIAL, Answer, Call, Engine, Failure, Task, Trained
 from polyfed.core.method import Method, Outgoing
 from polyfed.core.payload import Payload, Value
 from polyfed.core.probes import SAMPLES, Look
 from polyfed.core.profile import Layout, Profile
-from polyfed.core.schema import TreeField, check_announced, check_finite
+from polyfed.core.schema import TreeField, check_finite, check_header
 from polyfed.core.step import Messages, combined
 from polyfed.errors import PayloadError, RunError
 
@@ -148,11 +148,11 @@ class Door:
                     self.meter.down[field_name] = self.meter.down.get(field_name, 0) + size
                 self.meter.overhead_down += frame.overhead
         compared = any(isinstance(kind, TreeField) and kind.like for kind in messages.up.values())
-        sent = announce(shared.data) if compared else None
+        sent = read_header(shared.data) if compared else None
         replied = 0
         answers = self._engine.call(call, shared.data, tasks)
         for answer in self._timed(answers):
-            down = sent.joined(announce(own[answer.client].data)) if sent and answer.client in own else sent
+            down = sent.joined(read_header(own[answer.client].data)) if sent and answer.client in own else sent
             reply = self._accept(call, answer, messages, down)
             if reply is not None:
                 replied += 1
@@ -179,7 +179,7 @@ class Door:
         finally:
             self._open = False
 
-    def _accept(self, call: Call, answer: Answer, messages: Messages, sent: Announced | None) -> Payload | None:
+    def _accept(self, call: Call, answer: Answer, messages: Messages, sent: MessageHeader | None) -> Payload | None:
         """Count and check one answer; a bad one is recorded and left out, and its client stays as it was."""
         self.meter.client_seconds += answer.seconds
         failure = answer.failure
@@ -188,8 +188,8 @@ class Door:
         shapes: dict[str, str] = {}
         if failure is None:
             try:
-                seen = announce(answer.frame, limit=self._limit)
-                check_announced(seen, messages.up, self.method, self._profiles[answer.client], sent)
+                seen = read_header(answer.frame, limit=self._limit)
+                check_header(seen, messages.up, self.method, self._profiles[answer.client], sent)
                 reply = decode(answer.frame, seen)
                 check_finite(reply)
                 sizes, shapes = seen.sizes(), seen.shapes()
@@ -280,7 +280,7 @@ class Door:
 
         return {name: {client: of(name, client) for client in clients} for name in found}
 
-    def look(self, clients: Sequence[str], what: Look) -> Iterator[tuple[str, Payload]]:
+    def probe(self, clients: Sequence[str], what: Look) -> Iterator[tuple[str, Payload]]:
         """What clients' own models make of common test samples, one client at a time; failures are left out."""
         self.settle()
         started, self._evaluations = time.perf_counter(), self._evaluations + 1
@@ -292,7 +292,7 @@ class Door:
                 self._failed(call, answer.client, answer.failure)
                 continue
             try:
-                seen = decode(answer.frame, announce(answer.frame, limit=self._limit))
+                seen = decode(answer.frame, read_header(answer.frame, limit=self._limit))
                 length = _check_looked(seen, what, self._profiles[answer.client], length)
             except PayloadError as error:
                 self._failed(call, answer.client, Failure("refused", str(error)))
@@ -359,7 +359,7 @@ def _encoded(each: Mapping[str, Mapping[str, Value]]) -> dict[str, Frame]:
 def _right_answers(frame: bytes, limit: int, asked: frozenset[str]) -> dict[str, tuple[int, int]]:
     """What an evaluation counted, by measure."""
     counted: dict[str, tuple[int, int]] = {}
-    for name, counts in decode(frame, announce(frame, limit=limit)).items():
+    for name, counts in decode(frame, read_header(frame, limit=limit)).items():
         if name not in asked:
             raise PayloadError(f"an evaluation tells of '{name[:40]}', which was not asked for")
         got = Payload(counts if isinstance(counts, Mapping) else {})

@@ -15,13 +15,13 @@ from typing import Protocol
 
 from polyfed.core import rng
 from polyfed.core.client import Client, copy_into, weights_of
-from polyfed.core.codec import Announced, announce, decode, encode
+from polyfed.core.codec import MessageHeader, decode, encode, read_header
 from polyfed.core.engine import INITIAL, Answer, Call, Failure, StateStore, Task, Trained
 from polyfed.core.guard import Guard, ReleaseBook, Released
 from polyfed.core.method import Method
 from polyfed.core.payload import Payload, Value, own_copy
-from polyfed.core.probes import LOOKS, look
-from polyfed.core.schema import check_announced, check_finite
+from polyfed.core.probes import PROBES, look
+from polyfed.core.schema import check_finite, check_header
 from polyfed.core.step import combined
 from polyfed.errors import PayloadError, PolyfedError, StateError
 from polyfed.training import Samples, score
@@ -74,7 +74,7 @@ class Host:
         self._limit = message_limit
         self._live: OrderedDict[str, _Live] = OrderedDict()
         self._held = 0  # bytes of the live clients
-        self._shared: tuple[tuple[int, bytes], Announced, Payload | None] | None = None
+        self._shared: tuple[tuple[int, bytes], MessageHeader, Payload | None] | None = None
         if maker.secret and not isinstance(store, ReleaseBook):
             raise StateError("clients whose owner has a secret need a store that keeps what they released")
 
@@ -86,7 +86,7 @@ class Host:
             client = live.client
             client.seed, client.round, client.fits = self._maker.seed, call.round, []
             if not call.steps:
-                only_look = len(call.measures) == 1 and call.measures[0] in LOOKS
+                only_look = len(call.measures) == 1 and call.measures[0] in PROBES
                 counted = self._look(client, call) if only_look else self._evaluate(client, call, task, shared)
                 self._make_room(keep=task.client)
                 return Answer(task.client, counted, seconds=time.perf_counter() - started)
@@ -158,9 +158,9 @@ class Host:
         # A coordinator that starts again uses call numbers again, for other messages: the frame's digest tells them.
         key = (call.number, shared[:FRAME_START])
         if self._shared is None or self._shared[0] != key:
-            self._shared = (key, announce(shared, limit=self._limit), None)
+            self._shared = (key, read_header(shared, limit=self._limit), None)
         _, seen, common = self._shared
-        mine = announce(task.own, limit=self._limit) if task.own else None
+        mine = read_header(task.own, limit=self._limit) if task.own else None
         if mine is None:
             joined = seen
         else:
@@ -169,7 +169,7 @@ class Host:
                 raise PayloadError(f"'{sorted(twice)[0]}' is both in what goes to all and in what goes to each")
             joined = seen.joined(mine)
         if call.steps:
-            check_announced(joined, combined(self._maker.method, call.steps).down, self._maker.method, client.profile)
+            check_header(joined, combined(self._maker.method, call.steps).down, self._maker.method, client.profile)
         if common is None:
             common = decode(shared, seen)
             check_finite(common)
@@ -189,7 +189,7 @@ class Host:
             if measure not in MEASURES:
                 raise PayloadError(
                     f"measure '{measure}' cannot be taken here; allowed are {' and '.join(MEASURES)}, together or "
-                    f"alone, and each of {', '.join(LOOKS)} alone"
+                    f"alone, and each of {', '.join(PROBES)} alone"
                 )
         client.step = "evaluate"
         adopts = type(method).adopt is not Method.adopt

@@ -153,7 +153,7 @@ def moved(server: Server, model: Weights, update: Update) -> Weights:
     """The server's model after an update, through the server's filter; positions without an owner keep their bits."""
     change = update.change if server.filter is None else server.filter.apply(server, update)
     if server.histograms:
-        server.keep("updates", **spread(server, update, change))
+        server.save_artifact("updates", **spread(server, update, change))
     after = dict(model)
     for name, by in change.items():
         old = model[name]

@@ -17,7 +17,7 @@ from polyfed.training.cka_kernels import signature
 from polyfed.training.samples import as_floats
 
 Look = Literal["signatures", "features"]
-LOOKS: tuple[str, ...] = get_args(Look)
+PROBES: tuple[str, ...] = get_args(Look)
 SAMPLES = 256  # of the test set, spread evenly over it
 
 

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 
 from polyfed.core.class_tables import ClassTable
-from polyfed.core.codec import DTYPES, Announced, Described
+from polyfed.core.codec import DTYPES, MessageHeader, TensorHeader
 from polyfed.core.payload import Payload
 from polyfed.core.profile import Layout, Profile
 from polyfed.errors import PayloadError
@@ -30,7 +30,7 @@ class _Site:
     method: object
     profile: Profile
     free: dict[str, int]
-    sent: Announced | None  # what went down in the same call, when a reply is checked
+    sent: MessageHeader | None  # what went down in the same call, when a reply is checked
 
     def fits(self, dim: Dim, found: int) -> int | None:
         """None when `found` is right, else what it should have been."""
@@ -64,7 +64,7 @@ class Field:
         """Whether one sample touches one row at most, as the method is set."""
         return self.by_sample(method) if callable(self.by_sample) else self.by_sample
 
-    def check(self, name: str, seen: Announced, site: _Site) -> None:
+    def check(self, name: str, seen: MessageHeader, site: _Site) -> None:
         raise NotImplementedError
 
 
@@ -76,7 +76,7 @@ class TableField(Field):
     counts: bool = False
     dtype: torch.dtype = torch.float32
 
-    def check(self, name: str, seen: Announced, site: _Site) -> None:
+    def check(self, name: str, seen: MessageHeader, site: _Site) -> None:
         if name not in seen.tables:
             raise PayloadError(f"field '{name}' is not a class table")
         classes, counted = seen.tables[name]
@@ -101,7 +101,7 @@ class TensorField(Field):
     dims: tuple[Dim, ...] = ()
     dtype: torch.dtype = torch.float32
 
-    def check(self, name: str, seen: Announced, site: _Site) -> None:
+    def check(self, name: str, seen: MessageHeader, site: _Site) -> None:
         found = _described(name, seen, self.dtype)
         if len(found.shape) != len(self.dims):
             raise PayloadError(f"field '{name}' has shape {found.shape}, expected {len(self.dims)} dimensions")
@@ -117,7 +117,7 @@ class WeightsField(Field):
 
     of: Literal["model", "head", "statistics"] = "model"
 
-    def check(self, name: str, seen: Announced, site: _Site) -> None:
+    def check(self, name: str, seen: MessageHeader, site: _Site) -> None:
         expected = _expected(getattr(site.profile, self.of))
         found = _inside(name, seen)
         for path in (*seen.scalars, *seen.empty):
@@ -133,7 +133,7 @@ class ScalarField(Field):
     kind: Literal["number", "text", "flag"] = "number"
     least: float | None = None
 
-    def check(self, name: str, seen: Announced, site: _Site) -> None:
+    def check(self, name: str, seen: MessageHeader, site: _Site) -> None:
         value = seen.scalars.get(name)
         kinds = {"number": (int, float), "text": (str,), "flag": (bool,)}[self.kind]
         right = isinstance(value, kinds) and (self.kind == "flag" or not isinstance(value, bool))
@@ -156,7 +156,7 @@ class TreeField(Field):
     like: str | None = None
     layout: Callable[[object, Profile], Layout] | None = None
 
-    def check(self, name: str, seen: Announced, site: _Site) -> None:
+    def check(self, name: str, seen: MessageHeader, site: _Site) -> None:
         paths = (*seen.tensors, *seen.scalars, *seen.empty)
         if not any(path == name or path.startswith(name + "/") for path in paths):
             raise PayloadError(f"field '{name}' is missing")
@@ -170,8 +170,8 @@ class TreeField(Field):
 Schema = Mapping[str, Field]
 
 
-def check_announced(
-    seen: Announced, schema: Schema, method: object, profile: Profile, sent: Announced | None = None
+def check_header(
+    seen: MessageHeader, schema: Schema, method: object, profile: Profile, sent: MessageHeader | None = None
 ) -> None:
     """Refuse unknown and missing fields, wrong shapes and wrong types, by name, from the headers alone."""
     present = seen.sizes().keys()
@@ -203,7 +203,7 @@ def check_finite(payload: Payload) -> None:
         walk(name, value)
 
 
-def _described(path: str, seen: Announced, dtype: torch.dtype) -> Described:
+def _described(path: str, seen: MessageHeader, dtype: torch.dtype) -> TensorHeader:
     name = path.split("#")[0]
     if path not in seen.tensors:
         raise PayloadError(f"field '{name}' is not a tensor")
@@ -213,16 +213,18 @@ def _described(path: str, seen: Announced, dtype: torch.dtype) -> Described:
     return found
 
 
-def _inside(name: str, seen: Announced) -> dict[str, Described]:
+def _inside(name: str, seen: MessageHeader) -> dict[str, TensorHeader]:
     """The tensors of a field that is a mapping, by their names in it."""
     return {path[len(name) + 1 :]: d for path, d in seen.tensors.items() if path.startswith(name + "/")}
 
 
-def _expected(layout: Layout) -> dict[str, Described]:
-    return {name: Described(DTYPES[getattr(torch, dtype)], shape) for name, shape, dtype in layout}
+def _expected(layout: Layout) -> dict[str, TensorHeader]:
+    return {name: TensorHeader(DTYPES[getattr(torch, dtype)], shape) for name, shape, dtype in layout}
 
 
-def _check_layout(name: str, found: Mapping[str, Described], expected: Mapping[str, Described], of: str) -> None:
+def _check_layout(
+    name: str, found: Mapping[str, TensorHeader], expected: Mapping[str, TensorHeader], of: str
+) -> None:
     for tensor in sorted(expected.keys() | found.keys()):
         if tensor not in found:
             raise PayloadError(f"field '{name}' lacks '{tensor}' of {of}")

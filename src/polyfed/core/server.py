@@ -30,7 +30,7 @@ class Server:
     state: State = field(default_factory=dict)
     round: int = 0
     events: list[Event] = field(default_factory=list)
-    kept: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    artifacts: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     family: Family | None = None  # one server model and its sub-models; None: all hold the same
     filter: ServerFilter | None = None  # what an update passes before it moves the server's model
     histograms: bool = False  # whether this round's update is kept as counts, per layer
@@ -65,6 +65,6 @@ class Server:
         """Note something for the run's events, for a figure to be drawn from."""
         self.events.append({"event": kind, "round": self.round, **facts})
 
-    def keep(self, kind: str, **tensors: Tensor) -> None:
-        """Put tensors of this round aside for a figure; they become a file of the run folder."""
-        self.kept[kind] = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
+    def save_artifact(self, kind: str, **tensors: Tensor) -> None:
+        """Save tensors of this round in the run folder, for figures."""
+        self.artifacts[kind] = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}

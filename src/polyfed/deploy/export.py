@@ -9,7 +9,7 @@ from polyfed.api import folder_of
 from polyfed.config import Config
 from polyfed.deploy.app_bundle import description
 from polyfed.errors import InputError
-from polyfed.runs.atomic_files import write_whole
+from polyfed.runs.atomic_files import write_atomically
 
 FILE = "pyproject.toml"
 
@@ -28,7 +28,7 @@ def write_app(config: Config, folder: Path) -> list[str]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"{folder} cannot be made: {error.strerror}") from None
-    write_whole(file, description(settings).encode())
+    write_atomically(file, description(settings).encode())
     names = ", ".join(config.client_names)
     return [
         f"Wrote {file}. Run it with: flwr run {folder}",

@@ -18,16 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.config import Config, parse, size_in_bytes
-from polyfed.core.codec import announce
+from polyfed.core.codec import read_header
 from polyfed.core.engine import Answer, Call, Failure, Task, Trained
 from polyfed.core.host import ClientMaker, Host
-from polyfed.core.probes import LOOKS
+from polyfed.core.probes import PROBES
 from polyfed.core.step import combined
 from polyfed.deploy.site_federation import Offer, SiteFederation
 from polyfed.engines import framing
 from polyfed.engines.flower import Parcel
 from polyfed.errors import InputError, PayloadError, PolyfedError, StateError
-from polyfed.runs.atomic_files import write_whole
+from polyfed.runs.atomic_files import write_atomically
 from polyfed.runs.folder import SITE_FILE, RunFolder
 from polyfed.runs.secret import secret_in
 from polyfed.runs.state_store import FolderStore
@@ -54,7 +54,7 @@ class SecuredStore(FolderStore):
     """A site's states: on the disk before the answer leaves, since the coordinator counts on them from then on."""
 
     def write(self, client: str, version: int, frame: bytes) -> None:
-        write_whole(self.path(client, version), frame)
+        write_atomically(self.path(client, version), frame)
 
 
 class Site:
@@ -84,7 +84,7 @@ class Site:
         self._one_at_a_time = threading.Lock()
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder.chmod(0o700)  # what is in it is nobody else's
-        write_whole(folder / SITE_FILE, json.dumps({"name": name}).encode())
+        write_atomically(folder / SITE_FILE, json.dumps({"name": name}).encode())
 
     def handle(self, parcel: Parcel) -> Parcel:
         """The answer to one message of the coordinator."""
@@ -148,7 +148,7 @@ class Site:
             self._runs = {run: _Run(folder, maker, host, offer.to_json())}  # one at a time in memory
         if not known:
             folder.create({**config.to_dict(), "name": config.run_name})
-            write_whole(folder.path / OFFER, _identity(self._runs[run].maker, self._runs[run].offer))
+            write_atomically(folder.path / OFFER, _identity(self._runs[run].maker, self._runs[run].offer))
             folder.event("started", rounds=config.rounds, clients=config.clients, client=self.name)
         return self._runs[run]
 
@@ -186,7 +186,7 @@ class Site:
         self._record(run, call, answer, told.trained)
         reply = self._reply(told, to)
         if answer.failure is None and call.steps:
-            write_whole(run.folder.path / REPLY, packed(reply))
+            write_atomically(run.folder.path / REPLY, packed(reply))
         return reply
 
     def _check_allowed(self, run: _Run, call: Call, task: Task) -> None:
@@ -195,7 +195,7 @@ class Site:
             raise PayloadError(f"this is site {self.name}, not {task.client}")
         if self._allow is None:
             return
-        measured = [measure if measure in LOOKS else MEASURED for measure in call.measures or (MEASURED,)]
+        measured = [measure if measure in PROBES else MEASURED for measure in call.measures or (MEASURED,)]
         asked = [*combined(run.maker.method, call.steps).up] if call.steps else measured
         for field in asked:
             if field not in self._allow:
@@ -248,7 +248,7 @@ class Site:
                 detail=why.detail,
             )
             return
-        seen = announce(answer.frame)
+        seen = read_header(answer.frame)
         fields, shapes = seen.sizes(), seen.shapes()
         if trained:
             fields[LOSS], shapes[LOSS] = 24 * len(trained), "mean loss, samples and steps of training"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from polyfed.deploy.keys import Authority, PublicKey, checked_name, public_key
 from polyfed.errors import InputError, StateError, nearest
-from polyfed.runs.atomic_files import write_whole
+from polyfed.runs.atomic_files import write_atomically
 
 if TYPE_CHECKING:
     from polyfed.deploy.control import Control
@@ -168,7 +168,7 @@ def internal(home: Path) -> Path:
 
 def _replace(file: Path, content: str) -> None:
     _make(file.parent)
-    write_whole(file, content.encode())
+    write_atomically(file, content.encode())
 
 
 def _make(folder: Path) -> None:

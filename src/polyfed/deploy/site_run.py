@@ -21,7 +21,7 @@ from polyfed.errors import InputError
 from polyfed.experiment import Experiment, Observer, versions
 from polyfed.federation import simulation
 from polyfed.federation.plan import Plan
-from polyfed.runs.atomic_files import write_whole
+from polyfed.runs.atomic_files import write_atomically
 from polyfed.runs.folder import RunFolder
 
 TIMEOUT = 600.0  # seconds that a site may take for one call, unless the config says otherwise
@@ -96,7 +96,7 @@ class Identity:
             self.run, self.offers = kept["run"], kept["offers"]
 
     def keep(self, offers: Mapping[str, dict[str, Any]]) -> None:
-        write_whole(self._file, json.dumps({"run": self.run, "offers": dict(offers)}).encode())
+        write_atomically(self._file, json.dumps({"run": self.run, "offers": dict(offers)}).encode())
 
 
 def checker(config: Config) -> Callable[[str, dict[str, Any]], None]:

@@ -52,11 +52,11 @@ def _similarity(door: Door, server: Server, clients: Sequence[str]) -> None:
     """Linear CKA between every two participants, at the stages that all of them have."""
     with tempfile.TemporaryDirectory(prefix="polyfed-cka-") as folder:
         signatures = Signatures(Path(folder))
-        for name, got in door.look(clients, "signatures"):
+        for name, got in door.probe(clients, "signatures"):
             signatures.add(name, got.weights("signatures"))
         matrices = {layer: signatures.matrix(layer) for layer in signatures.common}
     if matrices:
-        server.keep("cka", **matrices)
+        server.save_artifact("cka", **matrices)
         server.record(
             "cka",
             layers=list(matrices),
@@ -71,11 +71,13 @@ def _features(door: Door, server: Server, clients: Sequence[str]) -> None:
     vectors: list[Tensor] = []
     classes: list[Tensor] = []
     owners: list[Tensor] = []
-    for name, got in door.look(clients, "features"):
+    for name, got in door.probe(clients, "features"):
         total = len(got.tensor("classes"))
         chosen = torch.arange(min(each, total)) * total // min(each, total)
         vectors.append(got.tensor("vectors")[chosen])
         classes.append(got.tensor("classes")[chosen])
         owners.append(torch.full((len(chosen),), server.profile(name).position))
     if vectors:
-        server.keep("features", vectors=torch.cat(vectors), classes=torch.cat(classes), clients=torch.cat(owners))
+        server.save_artifact(
+            "features", vectors=torch.cat(vectors), classes=torch.cat(classes), clients=torch.cat(owners)
+        )

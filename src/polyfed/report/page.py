@@ -13,7 +13,7 @@ from polyfed.report.figure_spec import COLORS, DARK_COLORS, Options
 from polyfed.report.run_groups import grouped, varying
 from polyfed.report.run_record import STATES, Record, read_all
 from polyfed.report.run_tables import Table, cell, common_settings, parts_of, runs_table, table_of
-from polyfed.runs.atomic_files import write_whole
+from polyfed.runs.atomic_files import write_atomically
 
 MOST_NUMBERS = 300  # rows of a figure's numbers inside the page
 MOST_ALIKE = 6  # figures of one kind that show one run each
@@ -76,7 +76,7 @@ def write_report(
     if not path.parent.is_dir():
         raise InputError(f"the report cannot be written: there is no folder {path.parent}")
     page = render(records, broken, by=by, baseline=baseline)
-    write_whole(path, page.encode("utf-8", errors="replace"), durable=False)
+    write_atomically(path, page.encode("utf-8", errors="replace"), durable=False)
     return len(records), list(broken.values())
 
 

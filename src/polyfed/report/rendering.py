@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 from polyfed.errors import InputError, StateError
 from polyfed.report.figure_spec import COLORS, Picture
-from polyfed.runs.atomic_files import write_whole
+from polyfed.runs.atomic_files import write_atomically
 
 SUFFIXES = (".png", ".svg", ".pdf")
 SVG = "http://www.w3.org/2000/svg"
@@ -71,7 +71,7 @@ def write(picture: Picture, path: Path, *, width: float | None = None, height: f
     size = (width or picture.size[0], height or picture.size[1])
     try:
         if path.suffix.lower() == ".csv":
-            write_whole(path, numbers(picture).encode(), durable=False)
+            write_atomically(path, numbers(picture).encode(), durable=False)
             return
         with _styled(_IN_FILE):
             figure = Figure(figsize=size, layout="constrained")
@@ -81,7 +81,7 @@ def write(picture: Picture, path: Path, *, width: float | None = None, height: f
             figure.savefig(
                 drawn, format=path.suffix[1:].lower(), facecolor="white", metadata=dates[path.suffix.lower()]
             )
-        write_whole(path, drawn.getvalue(), durable=False)
+        write_atomically(path, drawn.getvalue(), durable=False)
     except (OSError, StateError) as error:
         raise InputError(str(error).replace("could not be", "cannot be")) from None
     except _UNDRAWABLE as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 from polyfed.errors import StateError
 
 
-def write_whole(path: Path, data: bytes, *, durable: bool = True) -> None:
+def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
     """Write a file so that a reader sees the old content or the new, never a part. `durable` waits for the disk."""
     beside = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.new")
     try:

@@ -16,7 +16,7 @@ from polyfed.core.codec import decode, encode
 from polyfed.core.door import Ledger
 from polyfed.core.payload import State
 from polyfed.errors import PayloadError, StateError
-from polyfed.runs.atomic_files import write_whole
+from polyfed.runs.atomic_files import write_atomically
 from polyfed.runs.state_store import Elsewhere, FolderStore
 
 KEPT = 2
@@ -57,7 +57,7 @@ class Checkpoints:
             "history": checkpoint.history,
         }
         frame = encode({"facts": json.dumps(facts), "server": checkpoint.server})
-        write_whole(self.folder / f"round-{checkpoint.round:06d}.polyfed", frame.data)
+        write_atomically(self.folder / f"round-{checkpoint.round:06d}.polyfed", frame.data)
         for old in self.paths()[:-KEPT]:
             old.unlink(missing_ok=True)
 

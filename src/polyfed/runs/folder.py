@@ -16,7 +16,7 @@ import yaml
 
 from polyfed.errors import InputError, RunError
 from polyfed.runs import lock_owner
-from polyfed.runs.atomic_files import write_whole
+from polyfed.runs.atomic_files import write_atomically
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -113,26 +113,26 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"the run folder {self.path} cannot be made: {error.strerror}") from None
-        write_whole(self.config_file, yaml.safe_dump(config, sort_keys=False).encode())
+        write_atomically(self.config_file, yaml.safe_dump(config, sort_keys=False).encode())
 
     def write_result(self, result: dict[str, Any]) -> None:
-        write_whole(self.result_file, json.dumps(result, indent=1).encode())
+        write_atomically(self.result_file, json.dumps(result, indent=1).encode())
 
     def write_clients(self, clients: dict[str, Any]) -> None:
-        write_whole(self.clients_file, json.dumps(clients).encode(), durable=False)
+        write_atomically(self.clients_file, json.dumps(clients).encode(), durable=False)
 
     def write_artifact(self, kind: str, number: int, tensors: Mapping[str, Tensor]) -> None:
         """Tensors of a round, for figures: artifacts/<kind>-<round>.safetensors. Written anew by a repeated round."""
         from safetensors.torch import save
 
         self.artifacts_folder.mkdir(exist_ok=True)
-        write_whole(self.artifacts_folder / f"{kind}-{number:06d}.safetensors", save(dict(tensors)))
+        write_atomically(self.artifacts_folder / f"{kind}-{number:06d}.safetensors", save(dict(tensors)))
 
     def write_upload(self, client: str, number: int, steps: str, frame: bytes) -> None:
         """A reply as it left a client: uploads/<client>/<round>-<steps>.polyfed. Written anew by a repeated round."""
         folder = self.uploads_folder / quote(client, safe="")
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / f"{number:06d}-{steps}.polyfed", frame, durable=False)
+        write_atomically(folder / f"{number:06d}-{steps}.polyfed", frame, durable=False)
 
     def uploads(self, client: str) -> list[Path]:
         """The replies of a client that were kept, oldest round first."""

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from polyfed.core.codec import announce
+from polyfed.core.codec import read_header
 from polyfed.errors import StateError
-from polyfed.runs.atomic_files import sync_file, sync_folder, write_whole
+from polyfed.runs.atomic_files import sync_file, sync_folder, write_atomically
 
 RELEASES = ".releases"  # the end of a file's name; states end in a number
 
@@ -26,7 +26,7 @@ class FolderStore:
 
     def write(self, client: str, version: int, frame: bytes) -> None:
         # not forced to the disk here: a checkpoint does that for the states it refers to
-        write_whole(self.path(client, version), frame, durable=False)
+        write_atomically(self.path(client, version), frame, durable=False)
 
     def read(self, client: str, version: int) -> bytes:
         try:
@@ -51,7 +51,7 @@ class FolderStore:
         """Every one of these states is there, whole, and the one it was."""
         for client, version in versions.items():
             frame = self.read(client, version)
-            announce(frame)
+            read_header(frame)
             if frame[4:36].hex() != digests[client]:
                 raise StateError(f"the state of client {client} is not the one that was saved")
 
@@ -67,7 +67,7 @@ class FolderStore:
             ) from None
 
     def write_releases(self, client: str, data: bytes) -> None:
-        write_whole(self._releases(client), data)
+        write_atomically(self._releases(client), data)
 
     def _releases(self, client: str) -> Path:
         return self.folder / f"{quote(client, safe='')}{RELEASES}"

@@ -14,7 +14,7 @@ from polyfed.testing.toy_federation import Lab
 Check = Callable[[Lab], None]
 
 _CHECKS: dict[str, Check] = {}
-_MODULES = ("declared", "repeated", "exchanged", "population")
+_MODULES = ("declaration_checks", "repeatability_checks", "message_checks", "population_checks")
 
 
 class Excused(Exception):  # noqa: N818  (it is not an error: the method said so, with a reason)

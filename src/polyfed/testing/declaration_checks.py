@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from polyfed.core import needs as needs_room
-from polyfed.core.codec import announce
+from polyfed.core.codec import read_header
 from polyfed.errors import InputError
 from polyfed.testing.battery import check
 from polyfed.testing.toy_federation import SHARES, Lab
@@ -91,7 +91,7 @@ def sends_says_what_flows(lab: Lab) -> None:
     """`sends` says something exactly for the directions in which fields travel."""
     reference = lab.reference()
     for way, seen in (("up", reference.up), ("down", reference.down)):
-        fields = {name for message in seen for frame in message.frames for name in announce(frame).sizes()}
+        fields = {name for message in seen for frame in message.frames for name in read_header(frame).sizes()}
         words = getattr(lab.method.sends, way)
         assert bool(fields) == (words != "nothing"), (
             f"sends.{way} says '{words}', but what travels {way} is {', '.join(sorted(fields)) or 'nothing'}"

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from polyfed.core.class_tables import ClassTable
 from polyfed.core.client import Client
-from polyfed.core.codec import announce, content_hash, decode, encode
+from polyfed.core.codec import content_hash, decode, encode, read_header
 from polyfed.core.payload import Payload
 from polyfed.core.profile import Profile
-from polyfed.core.schema import Schema, TreeField, check_announced, check_finite
+from polyfed.core.schema import Schema, TreeField, check_finite, check_header
 from polyfed.core.step import Reply, combined
 from polyfed.errors import PayloadError
 from polyfed.testing.battery import check
@@ -127,8 +127,8 @@ def _refusal(fields: Mapping[str, Any], schema: Schema, method: object, profile:
     """Why a message is refused; None if it is not. The same checks, in the same order, as at the door."""
     frame = encode(fields).data
     try:
-        seen = announce(frame)
-        check_announced(seen, schema, method, profile)
+        seen = read_header(frame)
+        check_header(seen, schema, method, profile)
         check_finite(decode(frame, seen))
     except PayloadError as error:
         return str(error)
@@ -144,5 +144,5 @@ def counted_bytes_are_the_sent_bytes(lab: Lab) -> None:
         fields = sum(sum(getattr(meter, way).values()) for meter in reference.meters)
         overhead = sum(getattr(meter, f"overhead_{way}") for meter in reference.meters)
         assert sent == fields + overhead, f"{sent} bytes went {way}, but {fields} + {overhead} were counted"
-        tensors = sum(sum(announce(frame).sizes().values()) for message in seen for frame in message.frames)
+        tensors = sum(sum(read_header(frame).sizes().values()) for message in seen for frame in message.frames)
         assert tensors == fields, f"fields of {tensors} bytes went {way}, but {fields} were counted"

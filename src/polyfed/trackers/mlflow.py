@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from polyfed.runs.atomic_files import write_whole
+from polyfed.runs.atomic_files import write_atomically
 from polyfed.trackers.interface import settings
 
 # set before MLflow is imported, unless the user has set them: nothing calls home, files are allowed as a store, and
@@ -46,7 +46,7 @@ class MLflow:
         for key, setting in settings(config):
             self._client.log_param(self._run, key, str(setting)[:LONGEST])
         remembered.parent.mkdir(exist_ok=True)
-        write_whole(remembered, self._run.encode(), durable=False)
+        write_atomically(remembered, self._run.encode(), durable=False)
 
     def log(self, number: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():

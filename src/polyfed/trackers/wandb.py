@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from polyfed.runs.atomic_files import write_whole
+from polyfed.runs.atomic_files import write_atomically
 
 
 class WandB:
@@ -33,7 +33,7 @@ class WandB:
             mode=_mode(),
             settings=wandb.Settings(console="off", silent=True, disable_git=True, x_disable_stats=True),
         )
-        write_whole(remembered, self._run.id.encode(), durable=False)
+        write_atomically(remembered, self._run.id.encode(), durable=False)
 
     def log(self, number: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=number)

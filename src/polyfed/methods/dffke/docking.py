@@ -18,7 +18,7 @@ KL_SCALE = 0.1  # of the divergence as discrepancy, which has no bound (Table 8)
 
 
 @dataclass(frozen=True)
-class Party:
+class ClientSnapshot:
     """A client at the server: its model cut in two, frozen and in evaluation mode, and its docking layer."""
 
     encoder: nn.Module
@@ -27,7 +27,7 @@ class Party:
 
 
 def fit_docking(
-    parties: Mapping[str, Party],
+    parties: Mapping[str, ClientSnapshot],
     embeddings: Mapping[str, Tensor],
     targets: Mapping[str, Tensor],
     head: nn.Linear,
@@ -59,7 +59,7 @@ def fit_docking(
 
 def fit_decoder(
     decoder: nn.Module,
-    parties: Mapping[str, Party],
+    parties: Mapping[str, ClientSnapshot],
     codes: Mapping[str, Tensor],
     streams: Mapping[str, torch.Generator],
     *,
@@ -99,12 +99,12 @@ def fit_decoder(
     return course
 
 
-def _logits(party: Party, images: Tensor) -> Tensor:
+def _logits(party: ClientSnapshot, images: Tensor) -> Tensor:
     logits: Tensor = party.classifier(party.encoder(images))
     return logits
 
 
-def _another(name: str, parties: Mapping[str, Party], stream: torch.Generator) -> Party:
+def _another(name: str, parties: Mapping[str, ClientSnapshot], stream: torch.Generator) -> ClientSnapshot:
     others = [party for other, party in parties.items() if other != name]
     return others[int(torch.randint(len(others), (), generator=stream))]
 

@@ -21,7 +21,7 @@ from polyfed.core.payload import view
 from polyfed.core.profile import Profile
 from polyfed.core.schema import ScalarField, TensorField, TreeField, WeightsField
 from polyfed.errors import InputError
-from polyfed.methods.dffke.docking import Party, fit_decoder, fit_docking
+from polyfed.methods.dffke.docking import ClientSnapshot, fit_decoder, fit_docking
 from polyfed.methods.dffke.embedding_decoder import (
     Album,
     EmbeddingDecoder,
@@ -33,7 +33,7 @@ from polyfed.methods.dffke.embedding_decoder import (
 )
 from polyfed.methods.dffke.exchange import Lesson, answers, learn
 from polyfed.methods.dffke.public_images import public_images
-from polyfed.methods.dffke.replay import Shelf, newest, reviewed, reviewed_rows
+from polyfed.methods.dffke.replay import ReplayIndex, newest, reviewed, reviewed_rows
 from polyfed.models.generators import resized
 from polyfed.training import TrainSettings, score
 from polyfed.training.cycle import cycled
@@ -112,7 +112,7 @@ class DFFKE(Method):
                 raise InputError(f"method.{name} is {found}; at least {least} is needed")
 
     def init(self, server: Server) -> None:
-        server.state = {"docking": {}, "decoder": {}, "shelf": Shelf().state(), "archive": {}, "introduced": {}}
+        server.state = {"docking": {}, "decoder": {}, "shelf": ReplayIndex().state(), "archive": {}, "introduced": {}}
         if (public := self.public_dataset()) is not None:
             server.state["public"] = public_images(public, self.public_samples, server.stream("public"))
 
@@ -147,7 +147,7 @@ class DFFKE(Method):
         sent: dict[str, Value] = {"decoder": self.train_decoder(server, parties, codes, got), "codes": codes}
         rows = {name: len(own) for name, own in codes.items()}
         turns = self.turns(rows.values())
-        now, shelf = _key(server.round), Shelf.of(server.state["shelf"], self.buffer)
+        now, shelf = _key(server.round), ReplayIndex.of(server.state["shelf"], self.buffer)
         archive = _tree(server.state["archive"])
         owed = {name: shelf.owed(name) if self.buffer_sync == "full" else [] for name in cohort.ids}
         plans = {name: shelf.plan(name, owed[name]) for name in codes}
@@ -201,7 +201,7 @@ class DFFKE(Method):
         trained = {"docking": client.state["docking"]} if self.learns_codes and "docking" in client.state else {}
         return {"model": weights_of(client.model), "embeddings": rows, **told, **trained}
 
-    def party(self, server: Server, name: str, reply: Payload) -> Party:
+    def party(self, server: Server, name: str, reply: Payload) -> ClientSnapshot:
         """A client as it uploaded itself, frozen, with the docking layer that it had last."""
         profile = server.profile(name)
         model = server.build(profile.spec)
@@ -212,9 +212,9 @@ class DFFKE(Method):
         known = reply.get("docking") or _tree(server.state["docking"]).get(name)
         if known is not None:
             copy_into(docking, view({"docking": known}).weights("docking"))
-        return Party(model.backbone, model.head, docking)
+        return ClientSnapshot(model.backbone, model.head, docking)
 
-    def unify(self, server: Server, parties: Mapping[str, Party], got: Mapping[str, Payload]) -> None:
+    def unify(self, server: Server, parties: Mapping[str, ClientSnapshot], got: Mapping[str, Payload]) -> None:
         """Step 3: docking layers by which one new head, dropped afterwards, tells everybody's classes."""
         with rng.seeded(server.seed, "head", server.round):
             head = nn.Linear(self.width, server.classes)
@@ -234,7 +234,7 @@ class DFFKE(Method):
         server.record("docking", loss=[*course[:1], *course[-1:]])
 
     def translated(
-        self, cohort: Cohort, parties: Mapping[str, Party], got: Mapping[str, Payload]
+        self, cohort: Cohort, parties: Mapping[str, ClientSnapshot], got: Mapping[str, Payload]
     ) -> dict[str, Tensor]:
         """Step 4: E~_k = z_k(E_k), from what was uploaded."""
         if self.dp_scope == "release":
@@ -257,7 +257,11 @@ class DFFKE(Method):
             return {"codes": torch.cat([docking(client.model.features(x)) for x, _ in client.clean_pass()])}
 
     def train_decoder(
-        self, server: Server, parties: Mapping[str, Party], codes: Mapping[str, Tensor], got: Mapping[str, Payload]
+        self,
+        server: Server,
+        parties: Mapping[str, ClientSnapshot],
+        codes: Mapping[str, Tensor],
+        got: Mapping[str, Payload],
     ) -> dict[str, Tensor]:
         """Step 5: images from which encoders get the codes back (Eq. 12)."""
         with rng.seeded(server.seed, "decoder", server.round):
@@ -283,7 +287,9 @@ class DFFKE(Method):
         variance = float(rows.var(0, unbiased=False).mean())
         server.record("decoder", fidelity=[*course[:1], *course[-1:]], variance=variance)
         shown = some_of_each(labels, SHOWN)
-        server.keep("synthetic", images=viewable(decoded(decoder.eval(), weights, rows[shown])), labels=labels[shown])
+        server.save_artifact(
+            "synthetic", images=viewable(decoded(decoder.eval(), weights, rows[shown])), labels=labels[shown]
+        )
         return weights
 
     @step(

@@ -47,7 +47,7 @@ def _endless(size: int, batch: int, stream: torch.Generator) -> Iterator[Tensor]
 
 
 @dataclass
-class Shelf:
+class ReplayIndex:
     """Who holds which past rounds, at most `limit` each, and how many rows everybody had in them."""
 
     limit: int | None = None
@@ -83,11 +83,11 @@ class Shelf:
         return {"sizes": self.sizes, "held": {client: dict.fromkeys(names, 1) for client, names in self.held.items()}}
 
     @staticmethod
-    def of(state: object, limit: int | None) -> Shelf:
+    def of(state: object, limit: int | None) -> ReplayIndex:
         """From what `state` gave."""
         said = {name: _nested(tree) for name, tree in _nested(state).items()}
         sizes = {name: {k: int(n) for k, n in _nested(rows).items()} for name, rows in said["sizes"].items()}
-        return Shelf(limit, sizes, {client: sorted(_nested(names)) for client, names in said["held"].items()})
+        return ReplayIndex(limit, sizes, {client: sorted(_nested(names)) for client, names in said["held"].items()})
 
 
 def _nested(value: object) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from polyfed.core.codec import DTYPES, Announced, Described
+from polyfed.core.codec import DTYPES, MessageHeader, TensorHeader
 from polyfed.core.payload import Payload, Value
 from polyfed.core.schema import Field, ScalarField, _Site
 from polyfed.errors import PayloadError
@@ -21,8 +21,8 @@ FACTS |= {fact: ScalarField("number", least=0) for fact in ("place", "depth", "c
 class Layers(Field):
     """Some layers of the client's model, packed: each has the shape that it has there, and its facts are sound."""
 
-    def check(self, name: str, seen: Announced, site: _Site) -> None:
-        own = {n: Described(DTYPES[getattr(torch, dtype)], shape) for n, shape, dtype in site.profile.model}
+    def check(self, name: str, seen: MessageHeader, site: _Site) -> None:
+        own = {n: TensorHeader(DTYPES[getattr(torch, dtype)], shape) for n, shape, dtype in site.profile.model}
         said = (*seen.tensors, *seen.scalars, *seen.tables, *(path for path in seen.empty if path != name))
         paths = [path for path in said if path == name or path.startswith(name + "/")]
         entries = {path.rpartition("/")[0] for path in paths}

@@ -115,7 +115,7 @@ class FedL2G(Method):
             silent = [name for name, reply in got.items() if not len(reply.table("gradient"))]
             moved = float((vectors - server.memory.tensor("start")).norm() / server.memory.tensor("start").norm())
             if server.round == server.rounds or server.round % max(1, server.rounds // 12) == 0:  # for a figure
-                server.keep("guiding_vectors", vectors=vectors, classes=torch.arange(server.classes))
+                server.save_artifact("guiding_vectors", vectors=vectors, classes=torch.arange(server.classes))
             server.record("guidance", gradient=float(pi.norm()), moved=moved, silent=silent, rows=senders.tolist())
 
     def mean_gradient(self, vectors: Tensor, tables: list[ClassTable]) -> tuple[Tensor, Tensor]:

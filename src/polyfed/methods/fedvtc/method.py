@@ -253,7 +253,7 @@ class FedVTC(Method):
         """Keep some synthetic images for a figure."""
         made = self.synthetic(server.memory, server.seed, server.roster[0], SHOWN, server.stream("shown"))
         if len(made):
-            server.keep("synthetic", images=made.made(torch.arange(len(made))), labels=made.labels)
+            server.save_artifact("synthetic", images=made.made(torch.arange(len(made))), labels=made.labels)
 
     def own_decoder(self, client: Client) -> nn.Module:
         """The decoder as the client trained or received it last; before that, the initial one that all have."""

@@ -30,7 +30,7 @@ from polyfed.core.method import reject_zero
 from polyfed.core.one_model import Changes, moved, parts
 from polyfed.errors import InputError
 from polyfed.methods.fedavg import FedAvg
-from polyfed.methods.moon.projection_head import Beside
+from polyfed.methods.moon.projection_head import ProjectionHeads
 from polyfed.models.slicing import OwnerMean
 from polyfed.training.noise import noisy
 
@@ -69,14 +69,14 @@ class Moon(FedAvg):
     def init(self, server: Server) -> None:
         super().init(server)
         if self.projection and self.mu:
-            server.state["projection"] = Beside(server, "projection", self.projector).initial()
+            server.state["projection"] = ProjectionHeads(server, "projection", self.projector).initial()
 
     def round(self, server: Server, cohort: Cohort) -> None:
         if "projection" not in server.state:
             super().round(server, cohort)
             return
         model, projection = server.memory.weights("model"), server.memory.weights("projection")
-        beside = Beside(server, "projection", self.projector)
+        beside = ProjectionHeads(server, "projection", self.projector)
         changes, mean, also = Changes(server, model), OwnerMean(projection), beside.parts(cohort.ids, projection)
         out = parts(server, cohort.ids, model=model)
         for k, got in cohort.stream(self.train, out=out, shared=also.shared, each=also.each):

@@ -19,7 +19,7 @@ from polyfed.core.server import Server
 from polyfed.models.slicing import Index, OwnerMean, cut, extract
 
 
-class Beside:
+class ProjectionHeads:
     """Where the clients' modules lie in the server's, for the length of a round."""
 
     def __init__(self, server: Server, field: str, make: Callable[[int], nn.Module]) -> None:
