@@ -30,8 +30,8 @@ from polyfed.core.door import _check_looked, _right_answers
 from polyfed.core.engine import Failure
 from polyfed.core.profile import Profile, layout
 from polyfed.deploy.messages import from_message, to_record
+from polyfed.deploy.offers import Offer
 from polyfed.deploy.reply_download import Replies
-from polyfed.deploy.site_federation import Offer
 from polyfed.deploy.site_link import opened
 from polyfed.deploy.site_run import checker
 from polyfed.engines.flower import Parcel, answer_of

@@ -17,7 +17,7 @@ from polyfed.core.codec import decode, encode
 from polyfed.core.engine import Call, Task
 from polyfed.core.host import Host
 from polyfed.deploy.site import packed
-from polyfed.deploy.site_federation import site
+from polyfed.deploy.site_federation import load_site
 from polyfed.deploy.site_process import own, rehearsal
 from polyfed.engines.flower import Parcel
 from polyfed.guards.privacy import PrivacyGuard
@@ -61,7 +61,7 @@ def own_host(folder: Path, secret: str = "s" * 64, **changed: Any) -> Host:
     """The site ana as it runs tasks, with a state folder that outlives it."""
     (folder / "model.py").write_text(OWN_MODEL)
     config = parse({**EPSILON, **changed})
-    made = site(config, "ana", own_data(folder / "data", 0), str(folder / "model.py"), cache=folder / "cache")
+    made = load_site(config, "ana", own_data(folder / "data", 0), str(folder / "model.py"), cache=folder / "cache")
     made.secret = secret
     return Host(made, FolderStore(folder / "states"), 1 << 30, 1 << 30)
 

@@ -23,7 +23,8 @@ from polyfed.core.engine import Answer, Call, Failure, Task, Trained
 from polyfed.core.host import ClientMaker, Host
 from polyfed.core.probes import PROBES
 from polyfed.core.step import combined
-from polyfed.deploy.site_federation import Offer, SiteFederation
+from polyfed.deploy.offers import Offer
+from polyfed.deploy.site_federation import SiteFederation
 from polyfed.engines import framing
 from polyfed.engines.flower import Parcel
 from polyfed.errors import InputError, PayloadError, PolyfedError, StateError

@@ -13,12 +13,14 @@ from flwr.app import Message, RecordDict
 
 from polyfed.config import Config
 from polyfed.core.host import ClientMaker
+from polyfed.deploy.agreement import SITES
 from polyfed.deploy.join_errors import check_server, explain, standing
 from polyfed.deploy.keys import internal_authority
 from polyfed.deploy.messages import from_message, to_record
+from polyfed.deploy.offers import Offer
 from polyfed.deploy.processes import Child, free_port, program, quiet
 from polyfed.deploy.site import Bring, Site
-from polyfed.deploy.site_federation import SITES, Offer, site
+from polyfed.deploy.site_federation import load_site
 from polyfed.deploy.supernode_tasks import Taker, new_secret
 from polyfed.errors import InputError, RunError
 from polyfed.federation import simulation
@@ -106,7 +108,7 @@ def own(name: str, data: Path, model: str, state: Path) -> Bring:
                 f"the run shares out the dataset {config.data.dataset}, which only sites in rehearsal take part in; "
                 "this site brings data of its own"
             )
-        made = site(config, name, data, model, cache=state / ".data")
+        made = load_site(config, name, data, model, cache=state / ".data")
         return made, made.offer()
 
     return bring

@@ -13,8 +13,10 @@ from flwr.serverapp.grid import Grid
 
 from polyfed import trackers
 from polyfed.config import Config, size_in_bytes
+from polyfed.deploy.agreement import SITES
+from polyfed.deploy.offers import Offer, check_offer
+from polyfed.deploy.remote_federation import RemoteFederation
 from polyfed.deploy.site import public
-from polyfed.deploy.site_federation import SITES, Offer, RemoteFederation, check_offer
 from polyfed.deploy.site_link import GridLink
 from polyfed.engines.flower import FlowerEngine, Parcel
 from polyfed.errors import InputError

@@ -6,51 +6,28 @@
 from __future__ import annotations
 
 import dataclasses
-from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Sequence
 from functools import cached_property
 
-import torch
-
 from polyfed import catalogue
-from polyfed.config import Config
 from polyfed.core import needs as needs_room
-from polyfed.core import rng
 from polyfed.core.filter import ServerFilter
-from polyfed.core.method import Method
 from polyfed.core.profile import Profile, layout
 from polyfed.core.server import Server
 from polyfed.errors import InputError, nearest
 from polyfed.federation import probes, splitting
-from polyfed.guards.privacy import PrivacyGuard
-from polyfed.guards.protections import Schedule, resolve
-from polyfed.models import ModelSpec, SplitModel, build
+from polyfed.federation.base import FederationBase
+from polyfed.models import ModelSpec
 from polyfed.models.slicing import Family, skeleton
 from polyfed.runs.folder import RunFolder
-from polyfed.runs.secret import derived
-from polyfed.training import Samples, TrainSettings
 
 
-class Plan(ABC):
+class Plan(FederationBase):
     """A federation as its server sees it."""
 
-    config: Config
-    method: Method
     specs: tuple[ModelSpec, ...]  # by client
     filter: ServerFilter | None
-    global_test: Samples | None
-    multipliers: Mapping[str, float] | None = None  # of noise, by field, where they were calibrated elsewhere
-    secret: str = ""  # of a party that runs on its own: nobody else can tell its noise
-
-    @property
-    @abstractmethod
-    def shape(self) -> tuple[int, int, int]:
-        """Of every image: channels, height, width."""
-
-    @property
-    @abstractmethod
-    def classes(self) -> int: ...
 
     @property
     @abstractmethod
@@ -66,45 +43,6 @@ class Plan(ABC):
     def keep(self, folder: RunFolder, roster: Sequence[Profile]) -> None:
         """Write down who has what; a run that goes on must find what it began with."""
 
-    @property
-    def seed(self) -> int:
-        return self.config.seed
-
-    @property
-    def training(self) -> TrainSettings:
-        return TrainSettings(**self.config.train.model_dump())
-
-    @cached_property
-    def names(self) -> tuple[str, ...]:
-        return self.config.client_names
-
-    @cached_property
-    def positions(self) -> dict[str, int]:
-        """Where each client stands among all, by name."""
-        return {name: k for k, name in enumerate(self.names)}
-
-    def selected(self, number: int) -> tuple[str, ...]:
-        """The clients of a round, in their fixed order."""
-        names, count = self.names, self.config.per_round
-        if count == len(names):
-            return names
-        stream = rng.numpy_generator(self.seed, "participation", number)
-        return tuple(names[k] for k in sorted(stream.choice(len(names), size=count, replace=False).tolist()))
-
-    # what leaves
-
-    @cached_property
-    def guard(self) -> PrivacyGuard | None:
-        """What stands between clients' steps and the bytes that leave, as the config asks."""
-        if not self.config.privacy:
-            return None
-        turns = Counter(name for number in range(1, self.config.rounds + 1) for name in self.selected(number))
-        tries = self.config.failures.repeats + 1 if self.config.failures.on_too_few == "repeat" else 1
-        schedule = Schedule(max(turns.values()), tries)
-        # a secret for this run: no two runs of a site share noise
-        secret = derived(self.secret, "noise", self.config.run_name, self.config.hash())
-        return PrivacyGuard(resolve(self.config.privacy, self.method, schedule, self.multipliers), secret)
-
     @cached_property
     def recorded(self) -> frozenset[str]:
         """The clients whose replies are kept, as they left."""
@@ -116,16 +54,6 @@ class Plan(ABC):
         return frozenset(map(str, self.config.evaluate.record_uploads))
 
     # models
-
-    def model(self, spec: ModelSpec, *stream: str) -> SplitModel:
-        """An architecture with initial weights from a stream."""
-        with rng.seeded(self.seed, "init", *stream):
-            model = build(spec, shape=self.shape, classes=self.classes)
-        return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
-
-    def common_model(self, spec: str) -> SplitModel:
-        """An architecture with the initial weights that every party gives it (R9)."""
-        return self.model(ModelSpec.parse(spec), "common", spec)
 
     @cached_property
     def family(self) -> Family:

@@ -17,7 +17,9 @@ from polyfed.config import Config, parse
 from polyfed.core.engine import Answer, Call, Task
 from polyfed.core.host import Host
 from polyfed.data.site_data import load_own
-from polyfed.deploy.site_federation import Offer, RemoteFederation, SiteFederation, site
+from polyfed.deploy.offers import Offer
+from polyfed.deploy.remote_federation import RemoteFederation
+from polyfed.deploy.site_federation import SiteFederation, load_site
 from polyfed.errors import InputError
 from polyfed.experiment import Experiment, versions
 from polyfed.runs.folder import RunFolder
@@ -130,8 +132,8 @@ def test_an_unknown_class_is_refused_by_name(tmp_path: Path) -> None:
 def two_sites(tmp_path: Path, chosen: Config) -> dict[str, SiteFederation]:
     (tmp_path / "net.py").write_text(OWN_MODEL)
     return {
-        "east": site(chosen, "east", pictures(tmp_path / "p", ["ant", "cat"]), "tiny-cnn"),
-        "west": site(chosen, "west", arrays(tmp_path / "a", [0, 1, 1, 2, 2, 0, 1, 2]), str(tmp_path / "net.py")),
+        "east": load_site(chosen, "east", pictures(tmp_path / "p", ["ant", "cat"]), "tiny-cnn"),
+        "west": load_site(chosen, "west", arrays(tmp_path / "a", [0, 1, 1, 2, 2, 0, 1, 2]), str(tmp_path / "net.py")),
     }
 
 
@@ -144,7 +146,7 @@ def test_an_offer_survives_the_way(tmp_path: Path) -> None:
 @pytest.mark.parametrize("spoil", [{"profile": {}}, {"train": 3}, {"profile": None}])
 def test_an_unreadable_offer_is_one_sentence(tmp_path: Path, spoil: dict[str, Any]) -> None:
     offer = two_sites(tmp_path, config())["east"].offer().to_json()
-    with pytest.raises(InputError, match="what a site tells of itself is not readable"):
+    with pytest.raises(InputError, match="the offer of a site is not readable"):
         Offer.from_json({**offer, **spoil})
 
 
