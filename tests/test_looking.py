@@ -20,7 +20,7 @@ from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.local import Local
 from polyfed.models.stage_outputs import stage_outputs
 from polyfed.runs.checkpoint import CLIENT_STATES
-from polyfed.testing.toy_federation import Lab
+from polyfed.testing.toy_federation import ToyFederation
 from polyfed.training import Samples
 from polyfed.training.samples import as_floats
 
@@ -31,9 +31,9 @@ EVERYTHING = {"personal": False, "global": False, "cka": True, "features": True,
 class Kept:
     """Two runs, on the serial engine and on the pool, and one that keeps nothing."""
 
-    def __init__(self, lab: Lab) -> None:
-        self.lab = lab
-        lab.models = ["tiny-resnet10", "tiny-resnet18"]
+    def __init__(self, toy: ToyFederation) -> None:
+        self.toy = toy
+        toy.models = ["tiny-resnet10", "tiny-resnet18"]
         self.folders = {}
         self.results: dict[str, Any] = {}
         for name, engine, evaluate in (
@@ -41,11 +41,11 @@ class Kept:
             ("pool", "pool", EVERYTHING | {"every": 2}),
             ("plain", "serial", {"personal": False, "global": False}),
         ):
-            settings = lab.settings(
+            settings = toy.settings(
                 FEW, splitting="stage", server_filter="inco", engine={"name": engine}, participation=0.75, rounds=3
             )
-            self.folders[name] = lab.new_folder()
-            self.results[name] = lab.experiment(settings | {"evaluate": evaluate}, self.folders[name])
+            self.folders[name] = toy.new_folder()
+            self.results[name] = toy.experiment(settings | {"evaluate": evaluate}, self.folders[name])
 
     def tensors(self, run: str, file: str) -> dict[str, Tensor]:
         return load_file(self.folders[run] / "artifacts" / f"{file}.safetensors")
@@ -57,8 +57,8 @@ class Kept:
 
 @pytest.fixture(scope="module")
 def kept() -> Any:
-    with Lab(FedAvg, {}) as lab:
-        yield Kept(lab)
+    with ToyFederation(FedAvg, {}) as toy:
+        yield Kept(toy)
 
 
 def test_files_of_the_rounds_that_are_measured(kept: Kept) -> None:
@@ -89,7 +89,7 @@ def test_cka_is_between_the_models_that_the_participants_trained(kept: Kept) -> 
     assert set(matrices) == set(event["layers"])
     assert len(event["clients"]) == 3
     # The states that the last round left are still in the run folder: the same numbers from them, by the formula.
-    made = kept.lab.federation(kept.lab.config(FEW, splitting="stage"))
+    made = kept.toy.federation(kept.toy.config(FEW, splitting="stage"))
     assert made.global_test is not None
     x = as_floats(batch(made.global_test).images)
     outputs = []
@@ -112,7 +112,7 @@ def last_state(folder: Path, client: str) -> dict[str, Tensor]:
 
 def test_features_come_with_classes_and_clients(kept: Kept) -> None:
     found = kept.tensors("serial", "features-000003")
-    n = 3 * 20  # three participants, and the lab has 20 test samples
+    n = 3 * 20  # three participants, and the toy federation has 20 test samples
     assert found["vectors"].shape[0] == len(found["classes"]) == len(found["clients"]) == n
     named = [int(name) for name in kept.told("serial", "cka")[-1]["clients"]]
     assert found["clients"].tolist() == [name for name in named for _ in range(20)]
@@ -134,9 +134,9 @@ def test_histograms_count_every_owned_entry_before_and_after_the_filter(kept: Ke
 
 
 def refused(method: Any, models: Any, **evaluate: bool) -> str:
-    with Lab(method, {}) as lab:
-        lab.models = models
-        made = lab.federation(lab.config(evaluate=evaluate))
+    with ToyFederation(method, {}) as toy:
+        toy.models = models
+        made = toy.federation(toy.config(evaluate=evaluate))
         with pytest.raises(InputError) as caught:
             made.check(made.profiles())
     return str(caught.value)

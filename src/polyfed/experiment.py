@@ -160,7 +160,7 @@ class Experiment:
                 return self._attempt(number, door, server)
             except TooFewRepliesError as error:
                 if attempt == repeats:
-                    for failure in door.meter.failures:
+                    for failure in door.stats.failures:
                         self.folder.event("failure", **failure)
                     raise
                 self._note(f"{error}; the round is repeated")
@@ -210,10 +210,10 @@ class Experiment:
 
     def _record(self, number: int, door: Door, seconds: float) -> dict[str, Any]:
         """What is known about a round, as it goes into events, checkpoints and the result."""
-        meter, guard = door.meter, self.federation.guard
-        for failure in meter.failures:
+        stats, guard = door.stats, self.federation.guard
+        for failure in stats.failures:
             self.folder.event("failure", **failure)
-        for item in meter.left:
+        for item in stats.left:
             self.folder.event("left", round=number, **item)
         accuracy = {}
         for name, counts in self._measured.items():
@@ -228,19 +228,19 @@ class Experiment:
         return {
             "round": number,
             "accuracy": accuracy,
-            "loss": meter.task_loss(),
-            "up": meter.up,
-            "down": meter.down,
-            "overhead": {"up": meter.overhead_up, "down": meter.overhead_down},
+            "loss": stats.task_loss(),
+            "up": stats.up,
+            "down": stats.down,
+            "overhead": {"up": stats.overhead_up, "down": stats.overhead_down},
             "seconds": {
                 "total": seconds,
-                "train": meter.waited,
-                "evaluate": meter.evaluated,
-                "server": max(0.0, seconds - meter.waited - meter.blocked),
-                "clients": meter.client_seconds,
+                "train": stats.waited,
+                "evaluate": stats.evaluated,
+                "server": max(0.0, seconds - stats.waited - stats.blocked),
+                "clients": stats.client_seconds,
             },
-            "failures": [{k: f[k] for k in ("round", "client", "steps", "kind", "message")} for f in meter.failures],
-            **({} if guard is None else {"released": released(guard.protections, meter.left, meter.failures)}),
+            "failures": [{k: f[k] for k in ("round", "client", "steps", "kind", "message")} for f in stats.failures],
+            **({} if guard is None else {"released": released(guard.protections, stats.left, stats.failures)}),
         }
 
     def _finish(

@@ -1,4 +1,4 @@
-"""Between server and client: order, sums, several steps, refusals, failures and repeated rounds."""
+"""Between server and client: order, several steps, refusals, failures and repeated rounds."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from polyfed.core import (
 from polyfed.core.door import TooFewRepliesError
 from polyfed.core.engine import Answer, Call, Failure, Task
 from polyfed.errors import PayloadError, RunError
-from polyfed.testing.engine_wrappers import Around, Backwards, Breaking, Watching
-from polyfed.testing.toy_federation import SHARES, Lab
+from polyfed.testing.engine_wrappers import EngineWrapper, FaultyEngine, RecordingEngine, ReversedEngine
+from polyfed.testing.toy_federation import CLASS_COUNTS, ToyFederation
 
 
 @register("toy-ask")
@@ -53,9 +53,6 @@ class Ask(Method):
         seen = list(cohort.stream(self.count))
         server.state["order"] = " ".join(name for name, _ in seen)
         server.state["samples"] = sum(reply.number("n") for _, reply in seen)
-
-    def ask_sum(self, server: Server, cohort: Cohort) -> None:
-        server.state["total"] = dict(cohort.sum(self.count))
 
     def ask_clash(self, server: Server, cohort: Cohort) -> None:
         cohort.call(self.hear, shared={"x": 1}, each={"2": {"x": 2}})
@@ -80,17 +77,15 @@ class Ask(Method):
     def ask_wrong(self, server: Server, cohort: Cohort) -> None:
         cohort.call(self.wrong)
 
-    def ask_sum_of_words(self, server: Server, cohort: Cohort) -> None:
-        cohort.sum(self.word)
-
     def ask_streams(self, server: Server, cohort: Cohort) -> None:
         first, second = cohort.call(self.draw), cohort.call(self.draw)
         server.state["first"] = {name: reply["x"] for name, reply in first.items()}
         server.state["second"] = {name: reply["x"] for name, reply in second.items()}
 
     def ask_two_calls(self, server: Server, cohort: Cohort) -> None:
-        total = cohort.sum(self.count).number("n")
-        server.state["got"] = cohort.sum(self.stumble, shared={"total": total}).number("echo")
+        total = sum(reply.number("n") for reply in cohort.call(self.count).values())
+        replies = cohort.call(self.stumble, shared={"total": total})
+        server.state["got"] = sum(reply.number("echo") for reply in replies.values())
 
     def ask_note(self, server: Server, cohort: Cohort) -> None:
         server.record("figure", margin=server.round / 2)
@@ -120,10 +115,6 @@ class Ask(Method):
     def wrong(self, client: Client, msg: Payload) -> Reply:
         return {"right": 1, "left": 2}
 
-    @step(up={"w": ScalarField("text")})
-    def word(self, client: Client, msg: Payload) -> Reply:
-        return {"w": "no number"}
-
     @step(up={"x": TensorField((2,))})
     def draw(self, client: Client, msg: Payload) -> Reply:
         own = torch.rand(1, generator=client.stream("noise"))
@@ -142,31 +133,15 @@ class Ask(Method):
 
 
 def ask(what: str, **options: Any) -> Any:
-    with Lab(Ask, {"what": what}) as lab:
-        return lab.run(lab.config(rounds=1), **options)
+    with ToyFederation(Ask, {"what": what}) as toy:
+        return toy.run(toy.config(rounds=1), **options)
 
 
 def test_replies_come_in_client_order_whoever_is_served_first() -> None:
-    for wrap in (None, Backwards()):
+    for wrap in (None, ReversedEngine()):
         outcome = ask("count", wrap=wrap)
         assert outcome.server["order"] == "0 1 2 3 4"
-        assert outcome.server["samples"] == sum(map(sum, SHARES))
-
-
-def test_sum_adds_numbers_tensors_tables_and_trees() -> None:
-    total = ask("sum").server["total"]
-    assert total["n"] == sum(map(sum, SHARES))
-    assert total["x"].tolist() == [5.0, 0.0 + 1 + 2 + 3 + 4]
-    assert total["deep"] == {"0": 4.5, "1": 3.0}  # clients 0, 2, 4 and clients 1, 3
-    # class 0: client 0 alone, one sample. class 3: values 1 + 2 + 3 + 4 + 5, and as many samples.
-    assert total["rows"].classes.tolist() == [0, 3]
-    assert total["rows"].values.tolist() == [[1.0], [15.0]]
-    assert total["rows"].counts.tolist() == [1, 15]
-
-
-def test_what_cannot_be_summed_is_refused() -> None:
-    with pytest.raises(PayloadError, match="cannot be summed"):
-        ask("sum_of_words")
+        assert outcome.server["samples"] == sum(map(sum, CLASS_COUNTS))
 
 
 def test_each_client_gets_its_own_beside_what_all_get() -> None:
@@ -175,8 +150,8 @@ def test_each_client_gets_its_own_beside_what_all_get() -> None:
 
 def test_a_field_cannot_come_twice_or_go_to_a_stranger() -> None:
     outcome_of_others: list[Any] = []
-    with Lab(Ask, {"what": "clash"}) as lab, pytest.raises(TooFewRepliesError, match="client 0"):
-        outcome_of_others.append(lab.run(lab.config(rounds=1)))
+    with ToyFederation(Ask, {"what": "clash"}) as toy, pytest.raises(TooFewRepliesError, match="client 0"):
+        outcome_of_others.append(toy.run(toy.config(rounds=1)))
     assert not outcome_of_others
     with pytest.raises(RunError, match="client 99"):
         ask("stray")
@@ -188,8 +163,8 @@ def test_the_client_with_the_clash_is_named() -> None:
         def ask_clash(self, server: Server, cohort: Cohort) -> None:
             server.state["who"] = " ".join(cohort.call(self.remember, shared={"x": 1}, each={"2": {"x": 2}}))
 
-    with Lab(Ask, {}) as lab:
-        outcome = lab.run(lab.config(rounds=1), method=Clash("clash"))
+    with ToyFederation(Ask, {}) as toy:
+        outcome = toy.run(toy.config(rounds=1), method=Clash("clash"))
     assert outcome.server["who"] == "0 1 3 4"
     (failure,) = outcome.failures
     assert failure["client"] == "2" and failure["kind"] == "refused"
@@ -216,14 +191,14 @@ def test_a_step_called_twice_in_a_round_draws_anew() -> None:
     draws = [x.tolist() for part in ("first", "second") for x in server[part].values()]
     flat = [number for draw in draws for number in draw]
     assert len(set(flat)) == 2 * 2 * 5  # every client, call, and kind of generator has numbers of its own
-    again = ask("streams", wrap=Backwards()).server
+    again = ask("streams", wrap=ReversedEngine()).server
     assert all(torch.equal(again["first"][k], server["first"][k]) for k in "01234")
 
 
 # failures
 
 
-class Failing(Around):
+class Failing(EngineWrapper):
     """Fails some clients in every call of some kind."""
 
     def __init__(self, *clients: str, evaluations: bool = False, kind: Any = "died") -> None:
@@ -273,22 +248,22 @@ def test_a_client_that_cannot_be_evaluated_is_recorded_and_does_not_count() -> N
 
 
 def test_damaged_answers_never_reach_the_method() -> None:
-    breaking = Breaking(share=0.9)
-    with Lab(Ask, {"what": "count"}) as lab:
-        outcome = lab.run(lab.config(rounds=4), wrap=breaking)
-    assert len(outcome.failures) == len(breaking.broken) == 16
+    faulty = FaultyEngine(fraction=0.9)
+    with ToyFederation(Ask, {"what": "count"}) as toy:
+        outcome = toy.run(toy.config(rounds=4), wrap=faulty)
+    assert len(outcome.failures) == len(faulty.injected) == 16
     said = {str(f["message"]) for f in outcome.failures}
     assert any("digest" in message for message in said)
     assert any("not finite" in message for message in said)
 
 
 def test_bytes_are_counted_for_those_who_were_asked() -> None:
-    watching = Watching()
-    outcome = ask("each", wrap=watching)
-    (meter,) = outcome.meters
-    assert sum(len(frame) for seen in watching.down for frame in seen.frames) == meter.overhead_down
-    assert meter.down == {"x": 0, "y": 0}  # scalars weigh nothing but overhead
-    assert meter.left[0] == {"client": "0", "step": "hear", "fields": {"sum": 0}, "shapes": {"sum": "a scalar"}}
+    recorder = RecordingEngine()
+    outcome = ask("each", wrap=recorder)
+    (stats,) = outcome.round_stats
+    assert sum(len(frame) for seen in recorder.down for frame in seen.frames) == stats.overhead_down
+    assert stats.down == {"x": 0, "y": 0}  # scalars weigh nothing but overhead
+    assert stats.left[0] == {"client": "0", "step": "hear", "fields": {"sum": 0}, "shapes": {"sum": "a scalar"}}
 
 
 # a round that is repeated
@@ -297,15 +272,15 @@ def test_bytes_are_counted_for_those_who_were_asked() -> None:
 # with little memory every client comes back from the store, so a state that is missing there is found
 @pytest.mark.parametrize("engine", [{"name": "serial", "memory_budget": 1}, {"name": "pool", "workers": 2}])
 def test_a_repeated_round_equals_one_without_failure(tmp_path: Path, engine: dict[str, Any]) -> None:
-    with Lab(Ask, {"what": "two_calls", "marker": str(tmp_path / "marker")}) as lab:
-        settings = lab.settings(
+    with ToyFederation(Ask, {"what": "two_calls", "marker": str(tmp_path / "marker")}) as toy:
+        settings = toy.settings(
             engine=engine,
             checkpoint={"seconds": 0.0},
             failures={"min_replies": 5, "on_too_few": "repeat", "repeats": 1},
         )
-        stumbled = lab.experiment(settings, tmp_path / "stumbled")
+        stumbled = toy.experiment(settings, tmp_path / "stumbled")
         assert (tmp_path / "marker").exists()
-        smooth = lab.experiment(settings, tmp_path / "smooth")
+        smooth = toy.experiment(settings, tmp_path / "smooth")
     events = (tmp_path / "stumbled" / "events.jsonl").read_text()
     assert "the round is repeated" in events
     assert "the round is repeated" not in (tmp_path / "smooth" / "events.jsonl").read_text()
@@ -323,8 +298,8 @@ def events_of(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 def test_a_client_that_fails_in_a_run_is_in_its_result(tmp_path: Path) -> None:
     # the marker's folder does not exist, so client 1 fails every time
-    with Lab(Ask, {"what": "two_calls", "marker": str(tmp_path / "nowhere" / "marker")}) as lab:
-        result = lab.experiment(lab.settings(), tmp_path / "run")
+    with ToyFederation(Ask, {"what": "two_calls", "marker": str(tmp_path / "nowhere" / "marker")}) as toy:
+        result = toy.experiment(toy.settings(), tmp_path / "run")
     assert [(f["round"], f["client"], f["kind"]) for f in result["failures"]] == [
         (1, "1", "raised"),
         (2, "1", "raised"),
@@ -335,14 +310,14 @@ def test_a_client_that_fails_in_a_run_is_in_its_result(tmp_path: Path) -> None:
 
 
 def test_what_a_method_records_is_in_the_events(tmp_path: Path) -> None:
-    with Lab(Ask, {"what": "note"}) as lab:
-        lab.experiment(lab.settings(), tmp_path / "run")
+    with ToyFederation(Ask, {"what": "note"}) as toy:
+        toy.experiment(toy.settings(), tmp_path / "run")
     noted = [(event["round"], event["kind"], event["margin"]) for event in events_of(tmp_path / "run", "method")]
     assert noted == [(1, "figure", 0.5), (2, "figure", 1.0)]
 
 
 def test_without_repeats_the_run_ends(tmp_path: Path) -> None:
-    with Lab(Ask, {"what": "two_calls", "marker": str(tmp_path / "marker")}) as lab:
-        settings = lab.settings(failures={"min_replies": 5})
+    with ToyFederation(Ask, {"what": "two_calls", "marker": str(tmp_path / "marker")}) as toy:
+        settings = toy.settings(failures={"min_replies": 5})
         with pytest.raises(RunError, match=r"4 of 5 clients answered 'stumble', at least 5.*client 1.*not yet"):
-            lab.experiment(settings)
+            toy.experiment(settings)

@@ -25,7 +25,7 @@ from polyfed.core.codec import encode
 from polyfed.core.engine import Call, Task
 from polyfed.core.host import Host
 from polyfed.runs.state_store import FolderStore
-from polyfed.testing.toy_federation import Lab
+from polyfed.testing.toy_federation import ToyFederation
 
 
 @register("toy-hoard")
@@ -57,8 +57,8 @@ class Hoard(Method):
 
 
 def test_what_a_client_keeps_is_its_own_copy() -> None:
-    with Lab(Hoard, {}) as lab:
-        roomy, tight = lab.run().whole(), lab.run(memory=1).whole()
+    with ToyFederation(Hoard, {}) as toy:
+        roomy, tight = toy.run().checked(), toy.run(memory=1).checked()
     assert roomy.hash == tight.hash
 
 
@@ -81,31 +81,31 @@ class Mood(Method):
 
 
 def test_a_step_always_finds_its_model_in_the_same_mode() -> None:
-    with Lab(Mood, {}) as lab:
-        assert len({lab.run().hash, lab.run(evaluate=True).hash, lab.run(memory=1, evaluate=True).hash}) == 1
+    with ToyFederation(Mood, {}) as toy:
+        assert len({toy.run().hash, toy.run(evaluate=True).hash, toy.run(memory=1, evaluate=True).hash}) == 1
 
 
-def _host(lab: Lab) -> Host:
-    return Host(lab.federation(lab.config()), FolderStore(lab.new_folder()), 1 << 30, 1 << 30)
+def _host(toy: ToyFederation) -> Host:
+    return Host(toy.federation(toy.config()), FolderStore(toy.new_folder()), 1 << 30, 1 << 30)
 
 
 def test_a_call_number_that_is_used_again_brings_its_own_message() -> None:
     """A coordinator that was restarted from a checkpoint counts its calls from there."""
     call, task = Call(5, 1, ("keep",), ("keep",)), Task("0", 0)
-    with Lab(Hoard, {}) as lab:
-        federation = lab.federation(lab.config())
+    with ToyFederation(Hoard, {}) as toy:
+        federation = toy.federation(toy.config())
         weights = weights_of(federation.common_model(federation.specs[0].text))
         messages = [encode({"model": {n: w + k for n, w in weights.items()}}).data for k in (0, 1)]
-        host = _host(lab)
+        host = _host(toy)
         one, other = (host.handle(call, task, message) for message in messages)
-        alone = _host(lab).handle(call, task, messages[1])
+        alone = _host(toy).handle(call, task, messages[1])
     assert one.failure is None and one.digest != other.digest == alone.digest
 
 
 @pytest.mark.parametrize("measures", [("personal", "features"), ("features", "personal"), ("secrets",)])
 def test_only_known_measures_are_taken_and_a_look_only_alone(measures: tuple[str, ...]) -> None:
-    with Lab(Mood, {}) as lab:
-        host, task = _host(lab), Task("0", 0)
+    with ToyFederation(Mood, {}) as toy:
+        host, task = _host(toy), Task("0", 0)
         refused = host.handle(Call(-1, 1, measures=measures), task, b"").failure
         assert refused is not None and refused.kind == "refused"
         unknown = next(name for name in measures if name != "personal")

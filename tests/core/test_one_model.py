@@ -13,14 +13,14 @@ from torch import Tensor
 
 from polyfed.core.filter import ServerFilter, Update
 from polyfed.core.method import Outgoing
-from polyfed.core.one_model import Changes, holders, initial, moved, parts
+from polyfed.core.one_model import UpdateAggregator, apply_update, holder_counts, initial_weights, weights_for_clients
 from polyfed.core.payload import Payload, Weights
 from polyfed.core.profile import Profile, layout
 from polyfed.core.server import Server
 from polyfed.methods.fedavg import FedAvg
 from polyfed.models import build
 from polyfed.models.slicing import Family
-from polyfed.testing.toy_federation import SHARES, Lab
+from polyfed.testing.toy_federation import CLASS_COUNTS, ToyFederation
 
 SHAPE, CLASSES = (1, 8, 8), 4
 SMALL, WHOLE = "tiny-resnet@0.5", "tiny-resnet"
@@ -65,21 +65,23 @@ def same(a: Weights, b: Weights) -> bool:
 def test_equal_owners_give_their_own_weights_back(seed: int, weight: float, twins: int) -> None:
     # theta + sum w (theta_k - theta) / sum w in double precision rounds to theta_k, whatever the weights are.
     server = server_of(*[WHOLE] * 4)
-    model = initial(server)
+    model = initial_weights(server)
     trained = variances_are_positive(changed(model, seed))
-    changes = Changes(server, model)
+    changes = UpdateAggregator(server, model)
     for k in range(twins):
         changes.add(str(k), trained, weight * (k + 1))
-    assert same(moved(server, model, changes.mean()), trained)
+    assert same(apply_update(server, model, changes.mean()), trained)
 
 
 def test_what_nobody_owns_keeps_its_bits() -> None:
     server = server_of(SMALL, WHOLE)
-    model = {name: -torch.zeros_like(t) if t.is_floating_point() else t for name, t in initial(server).items()}
-    small = sent_to(parts(server, ["0"], model=model), "0")
-    changes = Changes(server, model)
+    model = {
+        name: -torch.zeros_like(t) if t.is_floating_point() else t for name, t in initial_weights(server).items()
+    }
+    small = sent_to(weights_for_clients(server, ["0"], model=model), "0")
+    changes = UpdateAggregator(server, model)
     changes.add("0", {n: t + 1 if t.is_floating_point() else t for n, t in small.items()})
-    after = moved(server, model, changes.mean())
+    after = apply_update(server, model, changes.mean())
     for name, tensor in after.items():
         if not tensor.is_floating_point():
             continue
@@ -92,8 +94,8 @@ def test_what_nobody_owns_keeps_its_bits() -> None:
 def test_a_position_is_averaged_over_those_who_hold_it() -> None:
     # Two clients hold the first half of the channels, one holds all: there (1 + 2) / 2, elsewhere 2.
     server = server_of(SMALL, WHOLE)
-    model = initial(server)
-    changes = Changes(server, model)
+    model = initial_weights(server)
+    changes = UpdateAggregator(server, model)
     for k, by in (("0", 1.0), ("1", 2.0)):
         own = server.family.take(model, server.profile(k).spec) if server.family else {}
         changes.add(k, {n: t + by if t.is_floating_point() else t for n, t in own.items()})
@@ -102,15 +104,15 @@ def test_a_position_is_averaged_over_those_who_hold_it() -> None:
     out = update.change[name].shape[0]
     assert torch.allclose(update.change[name][: out // 2], torch.tensor(1.5, dtype=torch.float64), atol=1e-6)
     assert torch.allclose(update.change[name][out // 2 :], torch.tensor(2.0, dtype=torch.float64), atol=1e-6)
-    counted = holders(server, model)[name]
+    counted = holder_counts(server, model)[name]
     assert counted[: out // 2].eq(2).all()
     assert counted[out // 2 :].eq(1).all()
 
 
 def test_statistics_are_not_lengthened() -> None:
     server = server_of(WHOLE)
-    model = initial(server)
-    changes = Changes(server, model)
+    model = initial_weights(server)
+    changes = UpdateAggregator(server, model)
     changes.add("0", {n: t + 1 if t.is_floating_point() else t for n, t in model.items()}, times=3.0)
     update = changes.mean().change
     buffers = server.profile("0").buffers
@@ -122,14 +124,14 @@ def test_statistics_are_not_lengthened() -> None:
 
 def test_architectures_apart_share_with_their_like_only() -> None:
     server = server_of("tiny-cnn", "tiny-mlp", "tiny-cnn", apart=True)
-    model = initial(server)
-    sent = parts(server, ["0", "1", "2"], model=model)
+    model = initial_weights(server)
+    sent = weights_for_clients(server, ["0", "1", "2"], model=model)
     assert sent.each["0"] is sent.each["2"]  # one message for both, encoded once
-    changes = Changes(server, model)
+    changes = UpdateAggregator(server, model)
     for k, by in (("0", 1.0), ("2", 3.0)):
         changes.add(k, {n: t + by for n, t in sent_to(sent, k).items()})
-    after = moved(server, model, changes.mean())
-    again = parts(server, ["0", "1"], model=after)
+    after = apply_update(server, model, changes.mean())
+    again = weights_for_clients(server, ["0", "1"], model=after)
     assert same(sent_to(again, "1"), sent_to(sent, "1"))
     mine, before = sent_to(again, "0"), sent_to(sent, "0")
     assert all(torch.allclose(mine[n], t + 2, atol=1e-5) for n, t in before.items())
@@ -137,7 +139,7 @@ def test_architectures_apart_share_with_their_like_only() -> None:
 
 def test_one_architecture_for_all_is_one_message_for_all() -> None:
     server = server_of(WHOLE, WHOLE)
-    sent = parts(server, ["0", "1"], model=initial(server))
+    sent = weights_for_clients(server, ["0", "1"], model=initial_weights(server))
     assert list(sent.shared) == ["model"]
     assert not sent.each
 
@@ -150,19 +152,19 @@ class Halved(ServerFilter):
 
 def test_a_filter_sees_the_update_before_it_moves_the_model() -> None:
     server = server_of(WHOLE, filter=Halved())
-    model = initial(server)
-    changes = Changes(server, model)
+    model = initial_weights(server)
+    changes = UpdateAggregator(server, model)
     changes.add("0", {n: t + 1 if t.is_floating_point() else t for n, t in model.items()})
-    after = moved(server, model, changes.mean())
+    after = apply_update(server, model, changes.mean())
     assert all(torch.allclose(after[n], t + 0.5) for n, t in model.items() if t.is_floating_point())
 
 
 def test_variances_do_not_fall_below_zero() -> None:
     server = server_of(WHOLE)
-    model = initial(server)
-    changes = Changes(server, model)
+    model = initial_weights(server)
+    changes = UpdateAggregator(server, model)
     changes.add("0", {n: t - 5 if t.is_floating_point() else t for n, t in model.items()})
-    after = moved(server, model, changes.mean())
+    after = apply_update(server, model, changes.mean())
     variances = [t for n, t in after.items() if n.endswith("running_var")]
     assert variances
     assert all(t.eq(0).all() for t in variances)
@@ -174,19 +176,19 @@ def test_variances_do_not_fall_below_zero() -> None:
 class _Everybody(FedAvg):
     """FedAvg that does not say that its clients answer alike."""
 
-    def alike(self) -> bool:
+    def predicts_from_published(self) -> bool:
         return False
 
 
 @pytest.mark.parametrize("splitting", ["none", "width"])
 def test_measuring_one_of_each_kind_gives_what_measuring_all_gives(splitting: str) -> None:
-    with Lab(FedAvg, {}) as lab:
+    with ToyFederation(FedAvg, {}) as toy:
         models = ["tiny-resnet"] if splitting == "none" else [SMALL, WHOLE]
-        config = lab.config(SHARES, models={"group": models}, splitting=splitting)
-        one = lab.run(config, evaluate=True)
-        all_of_them = lab.run(config, method=_Everybody(), evaluate=True)
+        config = toy.config(CLASS_COUNTS, models={"group": models}, splitting=splitting)
+        one = toy.run(config, evaluate=True)
+        all_of_them = toy.run(config, method=_Everybody(), evaluate=True)
     assert one.accuracy == all_of_them.accuracy
-    assert len(one.accuracy["global"]) == len(SHARES)
+    assert len(one.accuracy["global"]) == len(CLASS_COUNTS)
     assert one.hash == all_of_them.hash
 
 
@@ -202,9 +204,9 @@ def test_kept_tensors_become_files_of_the_run(tmp_path: Any) -> None:
             super().round(server, cohort)
             server.save_artifact("numbers", vectors=torch.full((2, 3), float(server.round)))
 
-    with Lab(Keeps, {}) as lab:
+    with ToyFederation(Keeps, {}) as toy:
         folder = tmp_path / "run"
-        lab.experiment(lab.settings(SHARES[:2]), folder)
+        toy.experiment(toy.settings(CLASS_COUNTS[:2]), folder)
     found: list[Tensor] = [
         load_file(path)["vectors"] for path in sorted((folder / "artifacts").glob("numbers-*.safetensors"))
     ]

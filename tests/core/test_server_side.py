@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from polyfed import api
-from polyfed.core.door import Meter
-from polyfed.core.engine import Trained
+from polyfed.core.door import RoundStats
+from polyfed.core.engine import TrainingStats
 from polyfed.errors import RunError
 
 METHODS = '''
@@ -89,9 +89,9 @@ def test_the_servers_state_has_the_same_layout_live_and_resumed(imports: list[st
 
 
 def test_a_loss_that_diverged_is_left_out_of_the_mean_with_its_samples() -> None:
-    meter = Meter(trained=[Trained(2.0, 10, 1), Trained(math.nan, 90, 9)])
-    assert meter.task_loss() == 2.0
-    assert Meter(trained=[Trained(math.inf, 5, 1)]).task_loss() is None
+    stats = RoundStats(trained=[TrainingStats(2.0, 10, 1), TrainingStats(math.nan, 90, 9)])
+    assert stats.task_loss() == 2.0
+    assert RoundStats(trained=[TrainingStats(math.inf, 5, 1)]).task_loss() is None
 
 
 def test_what_nobody_can_be_tested_on_was_not_measured(tmp_path: Path) -> None:

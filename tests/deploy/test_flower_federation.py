@@ -69,7 +69,7 @@ def test_a_site_that_sends_damaged_payloads_is_left_out_and_named(federation: Fe
 
 
 def test_bytes_that_were_counted_are_bytes_that_were_carried(federation: Federation, tmp_path: Path) -> None:
-    """Some 45 MB each way, counted by the method's meter and at the gateway."""
+    """Some 45 MB each way, counted by the method's stats and at the gateway."""
     before = federation.coordinator.gateway.counts
     up, down = before.from_sites, before.to_sites
     settings = {

@@ -14,7 +14,7 @@ from polyfed.config import parse
 from polyfed.core.codec import decode, encode
 from polyfed.core.engine import Call, Task
 from polyfed.data import dataset as datasets
-from polyfed.engines.ray_actor import PassingStore
+from polyfed.engines.ray_actor import TaskStateStore
 from polyfed.errors import InputError
 from polyfed.federation import ray_nodes, simulation
 
@@ -32,7 +32,7 @@ def packed(made: simulation.Federation, folder: Path) -> tuple[dict[str, Any], l
 def test_the_clients_of_a_node_are_those_of_the_driver(tmp_path: Path) -> None:
     made = simulation.from_config(parse(SETTING))
     here = simulation.host_of(made, tmp_path / "states")
-    store = PassingStore()
+    store = TaskStateStore()
     there = ray_nodes.host_on_node(*packed(made, tmp_path), store)
     call, nothing = Call(1, 1, ("train",), ("train",)), encode({}).data
     for name in made.names:
@@ -47,7 +47,7 @@ def test_a_node_makes_the_dataset_in_its_own_cache(tmp_path: Path, monkeypatch: 
     description, files = packed(made, tmp_path)
     monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "node"))
     elsewhere = {**description, "dataset": f"{tmp_path}/no/{made.dataset.folder.name}"}
-    ray_nodes.host_on_node(elsewhere, files, PassingStore())
+    ray_nodes.host_on_node(elsewhere, files, TaskStateStore())
     assert datasets.is_cached(tmp_path / "node" / made.dataset.folder.name)
 
 
@@ -60,7 +60,7 @@ def test_data_that_is_on_no_node_is_refused_in_one_sentence(tmp_path: Path) -> N
     description, files = packed(made, tmp_path)
     shutil.rmtree(tmp_path / "driver")
     with pytest.raises(InputError, match=r"node \S+ has neither .*mine-\w+ nor what it is made from") as refused:
-        ray_nodes.host_on_node(description, files, PassingStore())
+        ray_nodes.host_on_node(description, files, TaskStateStore())
     assert "\n" not in str(refused.value)
 
 
@@ -68,11 +68,11 @@ def test_other_data_under_the_same_name_is_refused(tmp_path: Path) -> None:
     description, files = packed(simulation.from_config(parse(SETTING)), tmp_path)
     with pytest.raises(InputError, match="is not the one of this run"):
         ray_nodes.host_on_node(
-            {**description, "dataset": f"{tmp_path}/digits-0123456789abcdef"}, files, PassingStore()
+            {**description, "dataset": f"{tmp_path}/digits-0123456789abcdef"}, files, TaskStateStore()
         )
 
 
 def test_a_users_file_that_a_node_lacks_is_named(tmp_path: Path) -> None:
     description, files = packed(simulation.from_config(parse(SETTING)), tmp_path)
     with pytest.raises(InputError, match=r"there is no file .*mine\.py"):
-        ray_nodes.host_on_node({**description, "imports": [f"{tmp_path}/mine.py"]}, files, PassingStore())
+        ray_nodes.host_on_node({**description, "imports": [f"{tmp_path}/mine.py"]}, files, TaskStateStore())

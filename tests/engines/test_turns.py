@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyfed.core.engine import Answer, Call, Failure, Task
-from polyfed.engines.scheduler import DEATHS, WAITING, Homes, Turns
+from polyfed.engines.scheduler import DEATHS, WAITING, CallScheduler, WorkerAffinity
 
 CALL = Call(1, 1, ("train",), ("train",))
 
@@ -21,11 +21,11 @@ def tasks(count: int) -> list[Task]:
 @given(count=st.integers(0, 30), workers=st.integers(1, 4), seed=st.integers(0, 999), weight=st.integers(0, 2))
 def test_every_task_is_answered_once_and_in_its_turn(count: int, workers: int, seed: int, weight: int) -> None:
     draw = random.Random(seed)
-    homes = Homes(workers)
+    homes = WorkerAffinity(workers)
     for task in tasks(count):
         homes.learn(CALL, Answer(task.client, seconds=draw.random()))
         homes.settle(task.client, draw.randrange(workers))
-    turns = Turns(CALL, tasks(count), homes, workers)
+    turns = CallScheduler(CALL, tasks(count), homes, workers)
     frame = bytes(weight * WAITING // 4)
     running: list[list[int]] = [[] for _ in range(workers)]
     seen: list[Answer] = []
@@ -52,18 +52,18 @@ def test_every_task_is_answered_once_and_in_its_turn(count: int, workers: int, s
 
 
 def test_the_longest_go_first_by_what_this_kind_of_call_took() -> None:
-    homes = Homes(1)
+    homes = WorkerAffinity(1)
     for client, trained, measured in (("c0", 1.0, 3.0), ("c1", 2.0, 2.0), ("c2", 3.0, 1.0)):
         homes.learn(CALL, Answer(client, seconds=trained))
         homes.learn(Call(-1, 1, measures=("global",)), Answer(client, seconds=measured))
-    training = Turns(CALL, tasks(3), homes, 1)
+    training = CallScheduler(CALL, tasks(3), homes, 1)
     assert [training.pick(0, idle=True) for _ in range(4)] == [2, 1, 0, None]
-    measuring = Turns(Call(-2, 1, measures=("global",)), tasks(3), homes, 1)
+    measuring = CallScheduler(Call(-2, 1, measures=("global",)), tasks(3), homes, 1)
     assert [measuring.pick(0, idle=True) for _ in range(4)] == [0, 1, 2, None]
 
 
 def test_a_late_task_is_left_out_and_those_behind_it_are_not() -> None:
-    turns = Turns(CALL, tasks(2), Homes(1), 1)
+    turns = CallScheduler(CALL, tasks(2), WorkerAffinity(1), 1)
     turns.late(0, [turns.pick(0, idle=True) or 0, turns.pick(0, idle=False) or 1], 0.5)
     assert turns.pick(0, idle=True) == 1
     turns.answered(1, Answer("c1"))

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from polyfed.core.filter import Update
-from polyfed.core.one_model import moved
+from polyfed.core.one_model import apply_update
 from polyfed.core.server import Server
 from polyfed.filters.inco import InCo
 from polyfed.methods.fedavg import FedAvg
-from polyfed.testing.toy_federation import Lab
+from polyfed.testing.toy_federation import ToyFederation
 
 STAGES = ["tiny-resnet10", "tiny-resnet18"]
 KINDS: dict[str, list[Any]] = {
@@ -38,13 +38,13 @@ class Ended:
 @functools.cache
 def ended(splitting: str, inco: str, engine: str = "serial") -> Ended:
     """Two rounds of FedAvg; made once for all tests that look at them."""
-    with Lab(FedAvg, {}) as lab:
-        lab.models = KINDS.get(splitting, ["tiny-resnet18"])
+    with ToyFederation(FedAvg, {}) as toy:
+        toy.models = KINDS.get(splitting, ["tiny-resnet18"])
         asked = json.loads(inco)
-        settings = lab.settings(FEW, splitting=splitting, server_filter=asked, engine={"name": engine})
+        settings = toy.settings(FEW, splitting=splitting, server_filter=asked, engine={"name": engine})
         settings["evaluate"] = {"personal": False}
-        folder = lab.new_folder()
-        result = lab.experiment(settings, folder)
+        folder = toy.new_folder()
+        result = toy.experiment(settings, folder)
         return Ended(result, told(folder))
 
 
@@ -94,9 +94,9 @@ def test_coefficients_are_recorded_every_round(splitting: str, targets: int) -> 
 # one update, by hand
 
 
-def server_of(lab: Lab, splitting: str, **fields: Any) -> Server:
-    lab.models = KINDS[splitting]
-    made = lab.federation(lab.config(FEW, splitting=splitting, server_filter={"name": "inco", **fields}))
+def server_of(toy: ToyFederation, splitting: str, **fields: Any) -> Server:
+    toy.models = KINDS[splitting]
+    made = toy.federation(toy.config(FEW, splitting=splitting, server_filter={"name": "inco", **fields}))
     return made.server(made.profiles())
 
 
@@ -120,8 +120,8 @@ def update_of(server: Server, owned: Mapping[str, Tensor] | None = None) -> Upda
 
 @pytest.mark.parametrize("rule", ["abs_ref", "theorem", "sum"])
 def test_targets_are_mixed_from_what_was_there_before_and_nothing_else_is_touched(rule: Any) -> None:
-    with Lab(FedAvg, {}) as lab:
-        server = server_of(lab, "stage", rule=rule, pairing="resnet_paper")
+    with ToyFederation(FedAvg, {}) as toy:
+        server = server_of(toy, "stage", rule=rule, pairing="resnet_paper")
     assert isinstance(server.filter, InCo)
     update = update_of(server)
     before = {name: tensor.clone() for name, tensor in update.change.items()}
@@ -139,13 +139,13 @@ def test_targets_are_mixed_from_what_was_there_before_and_nothing_else_is_touche
 
 def test_what_nobody_owns_keeps_its_value() -> None:
     target = "backbone.trunk.stages.1.1.layers.0.conv.weight"
-    with Lab(FedAvg, {}) as lab:
-        server = server_of(lab, "stage")
+    with ToyFederation(FedAvg, {}) as toy:
+        server = server_of(toy, "stage")
     update = update_of(server)
     part = {name: tensor for name, tensor in update.change.items() if name != target}
     weight = {name: tensor for name, tensor in update.weight.items() if name != target}
     model = {name: torch.ones(tensor.shape, dtype=tensor.dtype) for name, tensor in update.change.items()}
-    after = moved(server, model, Update(part, weight))
+    after = apply_update(server, model, Update(part, weight))
     assert torch.equal(after[target], model[target])
     assert target not in server.events[0]["layers"]  # type: ignore[operator]
     assert len(server.events[0]["layers"]) == 7  # type: ignore[arg-type]
@@ -154,14 +154,14 @@ def test_what_nobody_owns_keeps_its_value() -> None:
 def test_with_widths_only_owned_positions_are_mixed_and_moved() -> None:
     # Only narrow clients in the round: the block of 4 x 4 kernels of stage 1 is owned, the rest has no update at all.
     target, anchor = (f"backbone.trunk.stages.0.{at}.conv.weight" for at in ("1.layers.0", "0.layers.1"))
-    with Lab(FedAvg, {}) as lab:
-        server = server_of(lab, "width", rule="theorem")
+    with ToyFederation(FedAvg, {}) as toy:
+        server = server_of(toy, "width", rule="theorem")
     assert isinstance(server.filter, InCo)
     owned = torch.zeros(8, 8, 3, 3, dtype=torch.bool)
     owned[:4, :4] = True
     update = update_of(server, {target: owned, anchor: owned})
     model = {name: torch.ones(tensor.shape, dtype=tensor.dtype) for name, tensor in update.change.items()}
-    after = moved(server, model, update)
+    after = apply_update(server, model, update)
     assert torch.equal(after[target][~owned], model[target][~owned])
     alone = server.filter.mix(*(update.change[name][:4, :4] for name in (target, anchor)))[0]
     assert torch.allclose(after[target][:4, :4], 1 + alone, rtol=1e-12, atol=1e-15)
@@ -172,8 +172,8 @@ def test_with_widths_only_owned_positions_are_mixed_and_moved() -> None:
 
 def anchors_used(control: str) -> tuple[Server, Update, dict[str, Tensor]]:
     """The g_0 that every target got: with the plain sum, what was added."""
-    with Lab(FedAvg, {}) as lab:
-        server = server_of(lab, "stage", control=control, rule="sum", normalise=False)
+    with ToyFederation(FedAvg, {}) as toy:
+        server = server_of(toy, "stage", control=control, rule="sum", normalise=False)
     assert server.filter is not None
     update = update_of(server)
     after = server.filter.apply(server, update)

@@ -18,7 +18,7 @@ from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.local import Local
 from polyfed.models.slicing import skeleton
 from polyfed.models.split import SplitModel
-from polyfed.testing.toy_federation import Lab
+from polyfed.testing.toy_federation import ToyFederation
 
 TRUNK = "backbone.trunk"
 
@@ -107,9 +107,9 @@ def test_a_model_without_stages_is_refused() -> None:
 
 
 def refusal(settings: dict[str, Any], group: Sequence[str] | str, **fields: Any) -> str:
-    with Lab(FedAvg, {}) as lab:
-        lab.models = group if isinstance(group, str) else list(group)
-        made = lab.federation(lab.config(server_filter={"name": "inco", **fields}, **settings))
+    with ToyFederation(FedAvg, {}) as toy:
+        toy.models = group if isinstance(group, str) else list(group)
+        made = toy.federation(toy.config(server_filter={"name": "inco", **fields}, **settings))
         with pytest.raises(InputError) as caught:
             made.check(made.profiles())
     return str(caught.value)
@@ -133,8 +133,8 @@ def test_another_stage_needs_another_stage() -> None:
 
 
 def test_a_method_without_a_server_model_is_refused() -> None:
-    with Lab(Local, {}) as lab:
-        made = lab.federation(lab.config(server_filter="inco"))
+    with ToyFederation(Local, {}) as toy:
+        made = toy.federation(toy.config(server_filter="inco"))
         with pytest.raises(InputError, match=r"one server model, which Local does not keep; use it with .*fedavg"):
             made.check(made.profiles())
 
@@ -150,10 +150,10 @@ def test_a_method_without_a_server_model_is_refused() -> None:
     ],
 )
 def test_wrong_fields_are_refused_with_the_right_ones(given_: dict[str, Any], said: str) -> None:
-    with Lab(FedAvg, {}) as lab:
-        lab.models = ["tiny-resnet18"]
+    with ToyFederation(FedAvg, {}) as toy:
+        toy.models = ["tiny-resnet18"]
         with pytest.raises(InputError, match=said):
-            lab.federation(lab.config(server_filter=given_))
+            toy.federation(toy.config(server_filter=given_))
 
 
 def test_the_word_off_is_what_yaml_makes_of_it() -> None:
@@ -165,9 +165,9 @@ def test_the_word_off_is_what_yaml_makes_of_it() -> None:
 
 def test_architectures_side_by_side_are_paired_each_for_itself() -> None:
     # A member without pairs (single blocks) is left as it is; the others have theirs, under their own names.
-    with Lab(FedAvg, {}) as lab:
-        lab.models = ["tiny-resnet10", "tiny-resnet18"]
-        made = lab.federation(lab.config(server_filter="inco", splitting="architecture"))
+    with ToyFederation(FedAvg, {}) as toy:
+        toy.models = ["tiny-resnet10", "tiny-resnet18"]
+        made = toy.federation(toy.config(server_filter="inco", splitting="architecture"))
         made.check(made.profiles())
         server = made.server(made.profiles())
         filter_ = server.filter

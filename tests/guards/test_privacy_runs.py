@@ -39,7 +39,7 @@ from polyfed.guards import accountant
 from polyfed.guards.clipping import clip_rows
 from polyfed.guards.sensitivity import measured_sensitivity
 from polyfed.runs.folder import RunFolder
-from polyfed.testing.toy_federation import Lab
+from polyfed.testing.toy_federation import ToyFederation
 from polyfed.training.samples import as_floats
 
 
@@ -79,15 +79,15 @@ ASKED: dict[str, dict[str, Any]] = dict.fromkeys(FIELDS, NOISE)
 
 
 @pytest.fixture(scope="module")
-def lab() -> Iterator[Lab]:
-    with Lab(Telling, {}) as made:
+def toy() -> Iterator[ToyFederation]:
+    with ToyFederation(Telling, {}) as made:
         yield made
 
 
-def run(lab: Lab, privacy: dict[str, Any] | None, **changed: Any) -> tuple[RunFolder, dict[str, Any]]:
-    folder = lab.new_folder()
-    settings = lab.settings(privacy=privacy, evaluate={"record_uploads": [0, "3"], "every": 2}, **changed)
-    return RunFolder(folder), lab.experiment(settings, folder)
+def run(toy: ToyFederation, privacy: dict[str, Any] | None, **changed: Any) -> tuple[RunFolder, dict[str, Any]]:
+    folder = toy.new_folder()
+    settings = toy.settings(privacy=privacy, evaluate={"record_uploads": [0, "3"], "every": 2}, **changed)
+    return RunFolder(folder), toy.experiment(settings, folder)
 
 
 def frames(folder: RunFolder, client: str) -> list[bytes]:
@@ -95,67 +95,69 @@ def frames(folder: RunFolder, client: str) -> list[bytes]:
 
 
 @cache
-def victim(lab: Lab, name: str) -> Client:
+def victim(toy: ToyFederation, name: str) -> Client:
     """A client with the model that it has all the time."""
-    config: Config = lab.config()
-    federation: Federation = lab.federation(config)
+    config: Config = toy.config()
+    federation: Federation = toy.federation(config)
     return federation.make(name)
 
 
-def clean(lab: Lab, name: str) -> Tensor:
-    client = victim(lab, name)
+def clean(toy: ToyFederation, name: str) -> Tensor:
+    client = victim(toy, name)
     with torch.no_grad():
         return torch.cat([client.model.features(x) for x, _ in client.clean_pass()])
 
 
-def held(lab: Lab, name: str) -> list[bytes]:
+def held(toy: ToyFederation, name: str) -> list[bytes]:
     """Pieces of what must not leave, as they would stand in a message: every row, every mean and every weight."""
-    client = victim(lab, name)
+    client = victim(toy, name)
     means = client.class_means(client.model.features, client.profile.features)
-    pieces = [*clean(lab, name), *means.values, *(w for w in weights_of(client.model).values() if w.numel() > 4)]
+    pieces = [*clean(toy, name), *means.values, *(w for w in weights_of(client.model).values() if w.numel() > 4)]
     return [piece.contiguous().numpy().tobytes() for piece in pieces]
 
 
 @pytest.fixture(scope="module")
-def guarded(lab: Lab) -> tuple[RunFolder, dict[str, Any]]:
-    return run(lab, ASKED)
+def guarded(toy: ToyFederation) -> tuple[RunFolder, dict[str, Any]]:
+    return run(toy, ASKED)
 
 
-def test_without_privacy_the_bytes_hold_it_all(lab: Lab) -> None:
+def test_without_privacy_the_bytes_hold_it_all(toy: ToyFederation) -> None:
     """What the next test looks for is there to be found."""
-    folder, result = run(lab, None)
+    folder, result = run(toy, None)
     assert "privacy" not in result
     for name in ("0", "3"):
         assert len(frames(folder, name)) == 2
-        assert all(piece in frame for frame in frames(folder, name) for piece in held(lab, name))
+        assert all(piece in frame for frame in frames(folder, name) for piece in held(toy, name))
     assert frames(folder, "1") == []
 
 
-def test_a_protected_field_never_leaves_as_it_is(lab: Lab, guarded: tuple[RunFolder, dict[str, Any]]) -> None:
+def test_a_protected_field_never_leaves_as_it_is(
+    toy: ToyFederation, guarded: tuple[RunFolder, dict[str, Any]]
+) -> None:
     folder, result = guarded
     assert result["failures"] == []
     for name in ("0", "3"):
         assert len(frames(folder, name)) == 2
-        assert not any(piece in frame for frame in frames(folder, name) for piece in held(lab, name))
+        assert not any(piece in frame for frame in frames(folder, name) for piece in held(toy, name))
     first, second = (decode(frame) for frame in frames(folder, "0"))
     assert not bool((first.tensor("embeddings") == second.tensor("embeddings")).any())  # a round, a noise
 
 
-def test_the_bytes_are_the_same_on_the_pool(lab: Lab, guarded: tuple[RunFolder, dict[str, Any]]) -> None:
-    folder, result = run(lab, ASKED, engine={"name": "pool", "workers": 2})
+def test_the_bytes_are_the_same_on_the_pool(toy: ToyFederation, guarded: tuple[RunFolder, dict[str, Any]]) -> None:
+    folder, result = run(toy, ASKED, engine={"name": "pool", "workers": 2})
     assert result["state_hash"] == guarded[1]["state_hash"] and result["privacy"] == guarded[1]["privacy"]
     for name in ("0", "3"):
         assert frames(folder, name) == frames(guarded[0], name)
 
 
-def test_the_noise_is_as_large_as_it_should_be(lab: Lab, guarded: tuple[RunFolder, dict[str, Any]]) -> None:
+def test_the_noise_is_as_large_as_it_should_be(toy: ToyFederation, guarded: tuple[RunFolder, dict[str, Any]]) -> None:
     """Row by row clipped to 0.5, so 1 is the sensitivity and 1.5 the deviation; the model as one row."""
     rows, weights = [], []
     for name in ("0", "3"):
         for frame in frames(guarded[0], name):
             left = decode(frame)
-            rows.append(left.tensor("embeddings").double() - clip_rows(clean(lab, name).double(), 0.5))
-            own = weights_of(victim(lab, name).model)
+            rows.append(left.tensor("embeddings").double() - clip_rows(clean(toy, name).double(), 0.5))
+            own = weights_of(victim(toy, name).model)
             sent, tensors = left.weights("model"), [n for n, w in own.items() if w.is_floating_point()]
             kept = [n for n in tensors if not n.endswith("running_var")]  # those are cut at 0 after the noise
             norm = torch.cat([own[n].double().flatten() for n in tensors]).norm()
@@ -214,22 +216,22 @@ class Killing:
 
 
 def test_a_run_that_is_killed_and_resumed_neither_noises_nor_counts_twice(
-    lab: Lab, guarded: tuple[RunFolder, dict[str, Any]]
+    toy: ToyFederation, guarded: tuple[RunFolder, dict[str, Any]]
 ) -> None:
-    folder = RunFolder(lab.new_folder())
-    settings = lab.settings(privacy=ASKED, evaluate={"record_uploads": [0, "3"], "every": 2})
+    folder = RunFolder(toy.new_folder())
+    settings = toy.settings(privacy=ASKED, evaluate={"record_uploads": [0, "3"], "every": 2})
     with pytest.raises(KilledError):
-        lab.experiment(settings, folder.path, observers=[Killing(1)])
+        toy.experiment(settings, folder.path, observers=[Killing(1)])
     before = frames(folder, "0")
     assert before == frames(guarded[0], "0")[:1]
-    result = lab.experiment(settings, folder.path)  # round 1 is done again: there was no checkpoint
+    result = toy.experiment(settings, folder.path)  # round 1 is done again: there was no checkpoint
     assert frames(folder, "0") == frames(guarded[0], "0")
     assert result["privacy"] == guarded[1]["privacy"] and result["state_hash"] == guarded[1]["state_hash"]
 
 
-def test_epsilon_over_a_run_with_some_of_the_clients(lab: Lab) -> None:
+def test_epsilon_over_a_run_with_some_of_the_clients(toy: ToyFederation) -> None:
     asked = {"embeddings": {"clip": 1.0, "epsilon": 2.0, "delta": 1e-4}}
-    _, result = run(lab, asked, rounds=4, participation=0.6)
+    _, result = run(toy, asked, rounds=4, participation=0.6)
     privacy = result["privacy"]
     releases = [spent["releases"]["embeddings"] for spent in privacy["clients"].values()]
     assert sum(releases) == 12 and privacy["fields"]["embeddings"]["planned_releases"] == max(releases)
@@ -238,10 +240,10 @@ def test_epsilon_over_a_run_with_some_of_the_clients(lab: Lab) -> None:
     assert all(cost <= 2.0 for cost in costs.values()) and len(set(costs.values())) == len(set(releases))
 
 
-def test_no_release_beyond_the_plan(lab: Lab) -> None:
+def test_no_release_beyond_the_plan(toy: ToyFederation) -> None:
     """A step that runs twice a round is refused in the first round, and goes on where its releases are named."""
     asked = {"embeddings": {"clip": 1.0, "epsilon": 2.0}}
-    with Lab(Telling, {"twice": True}) as other:
+    with ToyFederation(Telling, {"twice": True}) as other:
         with pytest.raises(PolyfedError, match=r"set privacy\.embeddings\.releases to how often"):
             run(other, asked)
         _, result = run(other, {"embeddings": {**asked["embeddings"], "releases": 4}})
@@ -250,13 +252,13 @@ def test_no_release_beyond_the_plan(lab: Lab) -> None:
             run(other, {"embeddings": {**asked["embeddings"], "releases": 3}})
 
 
-def test_means_of_clipped_samples(lab: Lab) -> None:
-    folder, result = run(lab, {"means": {"clip": 0.5, "noise": 0.01, "min_count": 5}})
+def test_means_of_clipped_samples(toy: ToyFederation) -> None:
+    folder, result = run(toy, {"means": {"clip": 0.5, "noise": 0.01, "min_count": 5}})
     assert result["privacy"]["fields"]["means"]["sensitivity"] == pytest.approx(0.2)
     left = decode(frames(folder, "0")[0]).table("means")
     assert left.classes.tolist() == [0] and left.counted().tolist() == [6]  # class 1 has 4 samples
-    own = victim(lab, "0")
-    clipped = clip_rows(clean(lab, "0")[own.train.labels == 0].double(), 0.5).mean(0)
+    own = victim(toy, "0")
+    clipped = clip_rows(clean(toy, "0")[own.train.labels == 0].double(), 0.5).mean(0)
     noise = left.values[0].double() - clipped
     assert 0 < float(noise.abs().max()) < 6 * 0.002  # 0.01 x 2 x 0.5 / 5
 
@@ -265,29 +267,31 @@ def test_min_count_is_refused_where_samples_were_not_clipped() -> None:
     from polyfed.methods.fedproto import FedProto
 
     with (
-        Lab(FedProto, {"collect": "online"}) as other,
+        ToyFederation(FedProto, {"collect": "online"}) as other,
         pytest.raises(PolyfedError, match="min_count is for class means"),
     ):
         other.experiment(other.settings(privacy={"prototypes": {"clip": 1.0, "noise": 1.0, "min_count": 2}}))
 
 
-def test_an_update_is_clipped_relative_to_what_came_down(lab: Lab) -> None:
+def test_an_update_is_clipped_relative_to_what_came_down(toy: ToyFederation) -> None:
     """The client's model is not the one that was sent: the difference is brought to the clip, and stays near it."""
-    folder, _ = run(lab, {"model": {"clip": 0.5, "noise": 1e-9, "relative_to": "model"}})
+    folder, _ = run(toy, {"model": {"clip": 0.5, "noise": 1e-9, "relative_to": "model"}})
     left = decode(frames(folder, "3")[0]).weights("model")
-    federation = lab.federation(lab.config())
+    federation = toy.federation(toy.config())
     sent = weights_of(federation.common_model(federation.specs[0].text))
     moved = torch.cat([(left[n] - sent[n]).double().flatten() for n in sent if sent[n].is_floating_point()])
     assert float(moved.norm()) == pytest.approx(0.5, rel=1e-3)
 
 
-def test_measured_sensitivity_is_labelled_as_no_guarantee(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
-    folder, result = run(lab, {"embeddings": {"epsilon": 1.0, "sensitivity": "measured"}})
+def test_measured_sensitivity_is_labelled_as_no_guarantee(
+    toy: ToyFederation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, result = run(toy, {"embeddings": {"epsilon": 1.0, "sensitivity": "measured"}})
     privacy = result["privacy"]
     assert privacy["no_guarantee"] == ["embeddings"] and privacy["fields"]["embeddings"]["epsilon"] is None
     assert all(spent["epsilon"] is None for spent in privacy["clients"].values())
-    noise = decode(frames(folder, "0")[0]).tensor("embeddings") - clean(lab, "0")
-    own = victim(lab, "0")
+    noise = decode(frames(folder, "0")[0]).tensor("embeddings") - clean(toy, "0")
+    own = victim(toy, "0")
     own.round = 1
     deviation = 4.8448 * measured_sensitivity(own, "embeddings", noise.shape[1], "tell")  # sqrt(2 ln(1.25e5))
     assert abs(float(noise.std()) / deviation - 1) < 4 / (2 * noise.numel()) ** 0.5
@@ -296,9 +300,9 @@ def test_measured_sensitivity_is_labelled_as_no_guarantee(lab: Lab, capsys: pyte
     assert "no guarantee" in shown and "(a heuristic), not bounded" in shown and "Privacy spent" not in shown
 
 
-def test_the_measured_sensitivity_of_a_sum_of_pixels(lab: Lab) -> None:
+def test_the_measured_sensitivity_of_a_sum_of_pixels(toy: ToyFederation) -> None:
     """By hand: a feature that is 3 times the sum of all pixels moves by 3 |new - old| when one pixel changes."""
-    own = lab.federation(lab.config()).make("0")
+    own = toy.federation(toy.config()).make("0")
 
     class Sum(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -318,28 +322,28 @@ def test_the_measured_sensitivity_of_a_sum_of_pixels(lab: Lab) -> None:
     assert found == pytest.approx(farthest, rel=1e-4)
 
 
-def test_looks_at_models_are_refused_beside_privacy(lab: Lab) -> None:
+def test_looks_at_models_are_refused_beside_privacy(toy: ToyFederation) -> None:
     for look in ("cka", "features"):
         with pytest.raises(InputError, match=f"evaluate.{look} is true beside privacy"):
-            lab.experiment(lab.settings(privacy=ASKED, evaluate={look: True}))
+            toy.experiment(toy.settings(privacy=ASKED, evaluate={look: True}))
 
 
-def test_wrong_names_are_refused_before_anything_is_written(lab: Lab) -> None:
-    folder = lab.new_folder()
+def test_wrong_names_are_refused_before_anything_is_written(toy: ToyFederation) -> None:
+    folder = toy.new_folder()
     with pytest.raises(InputError, match="sends no field 'embedings'; did you mean 'embeddings'"):
-        lab.experiment(lab.settings(privacy={"embedings": NOISE}), folder)
+        toy.experiment(toy.settings(privacy={"embedings": NOISE}), folder)
     with pytest.raises(InputError, match="names client '7', which there is not"):
-        lab.experiment(lab.settings(evaluate={"record_uploads": [7]}), folder)
+        toy.experiment(toy.settings(evaluate={"record_uploads": [7]}), folder)
     assert not folder.exists()
 
 
-def test_a_secret_changes_the_noise_and_another_value_gets_another(lab: Lab) -> None:
+def test_a_secret_changes_the_noise_and_another_value_gets_another(toy: ToyFederation) -> None:
     from polyfed.core.engine import Call
     from polyfed.guards.privacy import PrivacyGuard
 
-    guard = lab.federation(lab.config(privacy={"embeddings": NOISE})).guard
+    guard = toy.federation(toy.config(privacy={"embeddings": NOISE})).guard
     assert guard is not None
-    client, call, nothing = victim(lab, "0"), Call(1, 1, ("tell",), ("tell",)), Payload()
+    client, call, nothing = victim(toy, "0"), Call(1, 1, ("tell",), ("tell",)), Payload()
     value = torch.full((2, 64), 0.01)
 
     def noise(of: PrivacyGuard, x: Tensor) -> Tensor:

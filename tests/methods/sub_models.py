@@ -8,25 +8,25 @@ from polyfed.core.codec import decode
 from polyfed.core.payload import Payload
 from polyfed.core.server import Server
 from polyfed.models import build
-from polyfed.testing.engine_wrappers import Watching
-from polyfed.testing.toy_federation import Lab
+from polyfed.testing.engine_wrappers import RecordingEngine
+from polyfed.testing.toy_federation import ToyFederation
 
-HALF, WHOLE = "tiny-resnet@0.5", "tiny-resnet"  # what clients of the lab have, in turn
+HALF, WHOLE = "tiny-resnet@0.5", "tiny-resnet"  # what clients of the toy federation have, in turn
 # HeteroFL without what FedAvg does not have
 PLAIN: dict[str, Any] = {"mask_absent_classes": False, "bn": "average", "clip_norm": None}
 
 
-def server_of(lab: Lab, **changed: Any) -> Server:
+def server_of(toy: ToyFederation, **changed: Any) -> Server:
     """The server before its first round."""
-    federation = lab.federation(lab.config(**changed))
+    federation = toy.federation(toy.config(**changed))
     server = federation.server(federation.profiles())
     federation.method.init(server)
     return server
 
 
-def replies(watching: Watching, step: str) -> dict[str, Payload]:
+def replies(recorder: RecordingEngine, step: str) -> dict[str, Payload]:
     """What clients answered to a step, the last time."""
-    return {m.client: decode(m.frames[0]) for m in watching.up if m.steps == (step,)}
+    return {m.client: decode(m.frames[0]) for m in recorder.up if m.steps == (step,)}
 
 
 def sizes(spec: str) -> tuple[int, int]:

@@ -13,24 +13,24 @@ from polyfed.core.class_tables import ClassTable
 from polyfed.core.codec import encode
 from polyfed.core.payload import Value
 from polyfed.models import ModelSpec, build
-from polyfed.testing.toy_federation import SHARES, Lab
+from polyfed.testing.toy_federation import CLASS_COUNTS, ToyFederation
 
 FLOAT = 4
 CLASSES, FEATURES, CLIENTS = 4, 64, 5
-# classes present on the clients of the lab: {0, 1}, {1, 2}, {2, 3}, {0, 3}, {0, 1, 2, 3}
+# classes present on the clients of the toy federation: {0, 1}, {1, 2}, {2, 3}, {0, 3}, {0, 1, 2, 3}
 PRESENT = [2, 2, 2, 2, 4]
 
 
 def traffic(
     name: str, fields: dict[str, Any] | None = None, **changed: Any
 ) -> list[tuple[dict[str, int], dict[str, int]]]:
-    with Lab(catalogue.load(name), fields or {}) as lab:
-        outcome = lab.run(lab.config(**changed)).whole()
-    return [(meter.up, meter.down) for meter in outcome.meters]
+    with ToyFederation(catalogue.load(name), fields or {}) as toy:
+        outcome = toy.run(toy.config(**changed)).checked()
+    return [(stats.up, stats.down) for stats in outcome.round_stats]
 
 
 def test_the_lab_is_what_is_counted_on() -> None:
-    assert [sum(count > 0 for count in share) for share in SHARES] == PRESENT
+    assert [sum(count > 0 for count in share) for share in CLASS_COUNTS] == PRESENT
 
 
 def test_fedproto() -> None:
@@ -43,7 +43,7 @@ def test_fedproto() -> None:
 
 def test_fedproto_leaves_small_classes_out() -> None:
     # of the 12 (client, class) pairs six have fewer than five samples: 4 at client 0, 4 at client 3, 3 3 3 3 at 4
-    small = sum(0 < count < 5 for share in SHARES for count in share)
+    small = sum(0 < count < 5 for share in CLASS_COUNTS for count in share)
     first, _ = traffic("fedproto", {"min_class_count": 5})
     assert first[0] == {"prototypes": FLOAT * (sum(PRESENT) - small) * (FEATURES + 1)}
     assert small == 6
@@ -60,10 +60,10 @@ def test_feddistill() -> None:
 
 def test_feddistill_sends_no_target_that_is_ones_own() -> None:
     # Clients with classes {0}, {0, 1}, {2}. Others' classes: {0, 1, 2} for client 0, {0, 2} for 1, {0, 1} for 2.
-    with Lab(catalogue.load("feddistill"), {}) as lab:
-        outcome = lab.run(lab.config([(5, 0, 0, 0), (5, 5, 0, 0), (0, 0, 5, 0)])).whole()
-    assert outcome.meters[1].down == {"outputs": FLOAT * (3 + 2 + 2) * CLASSES}
-    assert outcome.meters[1].up == {"outputs": FLOAT * (1 + 2 + 1) * (CLASSES + 1)}
+    with ToyFederation(catalogue.load("feddistill"), {}) as toy:
+        outcome = toy.run(toy.config([(5, 0, 0, 0), (5, 5, 0, 0), (0, 0, 5, 0)])).checked()
+    assert outcome.round_stats[1].down == {"outputs": FLOAT * (3 + 2 + 2) * CLASSES}
+    assert outcome.round_stats[1].up == {"outputs": FLOAT * (1 + 2 + 1) * (CLASSES + 1)}
 
 
 def test_lg_fedavg() -> None:
@@ -88,10 +88,10 @@ def test_fedavg(model: str) -> None:
 
 
 def test_only_participants_cost() -> None:
-    with Lab(catalogue.load("lg-fedavg"), {}) as lab:
-        outcome = lab.run(selected=lambda number: ("1", "4")).whole()
+    with ToyFederation(catalogue.load("lg-fedavg"), {}) as toy:
+        outcome = toy.run(selected=lambda number: ("1", "4")).checked()
     head = FLOAT * (FEATURES * CLASSES + CLASSES)
-    assert [meter.down for meter in outcome.meters] == [{"head": 2 * head}] * 2
+    assert [stats.down for stats in outcome.round_stats] == [{"head": 2 * head}] * 2
 
 
 def test_local_costs_nothing() -> None:

@@ -22,9 +22,9 @@ from polyfed.methods.ccvr.class_statistics import describe_classes, draw_classes
 from polyfed.methods.ccvr.gaussians import Gaussian, describe, draw, pooled
 from polyfed.methods.ccvr.method import CCVR
 from polyfed.methods.fedavg import FedAvg
-from polyfed.testing.engine_wrappers import Breaking
-from polyfed.testing.rounds import Handmade, play, stage
-from polyfed.testing.toy_federation import Lab
+from polyfed.testing.engine_wrappers import FaultyEngine
+from polyfed.testing.rounds import InMemoryClients, run_rounds
+from polyfed.testing.toy_federation import ToyFederation
 
 FAST = {"virtual": 20, "epochs": 2}
 
@@ -141,11 +141,11 @@ def test_a_biased_head_is_mended() -> None:
 
 
 def test_with_one_architecture_it_is_fedavg_until_the_head_is_calibrated() -> None:
-    with Lab(CCVR, FAST) as lab:
-        lab.models = ["tiny-resnet"]
-        config = lab.config()
-        ours, averaged = lab.run(config).whole(), lab.run(config, method=FedAvg()).whole()
-        accuracy = lab.run(config, evaluate=True).accuracy
+    with ToyFederation(CCVR, FAST) as toy:
+        toy.models = ["tiny-resnet"]
+        config = toy.config()
+        ours, averaged = toy.run(config).checked(), toy.run(config, method=FedAvg()).checked()
+        accuracy = toy.run(config, evaluate=True).accuracy
         finals = [ours.client(k).weights("model") for k in "01234"]
     model, fedavg = ours.server["model"], averaged.server["model"]
     assert isinstance(model, dict) and isinstance(fedavg, dict)
@@ -160,8 +160,8 @@ def test_with_one_architecture_it_is_fedavg_until_the_head_is_calibrated() -> No
 def test_with_different_models_extractors_stay_and_every_head_is_its_own(linears: Any) -> None:
     makers = linears().several([0, 0, 1], [1, 1, 2], seeds=["a", "b"])
     method = CCVR(mode="hetero", **FAST)  # type: ignore[arg-type]
-    trained = play(stage(Handmade(CCVR(mode="hetero", virtual=0, allow_degenerate=True), makers)), 2).whole()
-    outcome = play(stage(Handmade(method, makers)), 2).whole()
+    trained = run_rounds(InMemoryClients(CCVR(mode="hetero", virtual=0, allow_degenerate=True), makers), 2).checked()
+    outcome = run_rounds(InMemoryClients(method, makers), 2).checked()
     for k in "01":
         after, before = outcome.client(k).weights("model"), trained.client(k).weights("model")
         assert {name for name in after if not torch.equal(after[name], before[name])} == {"head.weight", "head.bias"}
@@ -173,16 +173,18 @@ def test_with_different_models_extractors_stay_and_every_head_is_its_own(linears
 def test_pools_by_architecture_hold_their_members_only() -> None:
     # tiny4 over five clients: 0 and 4 have the first model, the others stand alone. Client 1 has classes {1, 2}.
     fields = {"pool": "architecture", **FAST}
-    with Lab(CCVR, fields) as lab:
-        meters = lab.run().whole().meters
-    assert meters[0].down == {}
+    with ToyFederation(CCVR, fields) as toy:
+        round_stats = toy.run().checked().round_stats
+    assert round_stats[0].down == {}
     # rows that come down: 4 to clients 0 and 4 (together all classes), 2 to each of the three others
-    assert meters[1].down == {"statistics": 4 * (4 + 2 + 2 + 2 + 4) * (64 + 64 * 64)}
+    assert round_stats[1].down == {"statistics": 4 * (4 + 2 + 2 + 2 + 4) * (64 + 64 * 64)}
 
 
 def test_nobody_of_an_architecture_answers() -> None:
-    with Lab(CCVR, {"pool": "architecture", **FAST}) as lab:
-        outcome = lab.run(wrap=Breaking(victims=lambda call, tasks: ["1"] if call.steps == ("describe",) else []))
+    with ToyFederation(CCVR, {"pool": "architecture", **FAST}) as toy:
+        outcome = toy.run(
+            wrap=FaultyEngine(failing_clients=lambda call, tasks: ["1"] if call.steps == ("describe",) else [])
+        )
         states = {k: outcome.client(k)["state"] for k in "01"}
     assert [failure["client"] for failure in outcome.failures] == ["1"]
     assert states == {"0": {"calibrated": True}, "1": {"calibrated": False}}
@@ -191,8 +193,8 @@ def test_nobody_of_an_architecture_answers() -> None:
 @pytest.mark.parametrize("diagonal", [False, True])
 def test_bytes_with_different_models(diagonal: bool) -> None:
     # once, in the last round: up m_k (d + d^2 + 1) over 12 present classes, down C (d + d^2) to each of 5 clients
-    with Lab(CCVR, {"diagonal": diagonal, **FAST}) as lab:
-        first, second = lab.run().whole().meters
+    with ToyFederation(CCVR, {"diagonal": diagonal, **FAST}) as toy:
+        first, second = toy.run().checked().round_stats
     width = 64 + (64 if diagonal else 64 * 64)
     assert (first.up, first.down) == ({}, {})
     assert second.up == {"statistics": 4 * 12 * (width + 1)}
@@ -200,10 +202,10 @@ def test_bytes_with_different_models(diagonal: bool) -> None:
 
 
 def test_bytes_with_one_architecture() -> None:
-    with Lab(CCVR, FAST) as lab:
-        lab.models = ["tiny-cnn"]
-        first, second = lab.run().whole().meters
-        model = lab.federation(lab.config()).common_model("tiny-cnn")
+    with ToyFederation(CCVR, FAST) as toy:
+        toy.models = ["tiny-cnn"]
+        first, second = toy.run().checked().round_stats
+        model = toy.federation(toy.config()).common_model("tiny-cnn")
     theta, head = (5 * 4 * sum(p.numel() for p in part.parameters()) for part in (model, model.head))
     assert first.up == {"model": theta, "samples": 0} and first.down == {"model": theta}
     assert second.up == {"model": theta, "samples": 0, "statistics": 4 * 12 * (64 + 64 * 64 + 1)}
@@ -211,9 +213,9 @@ def test_bytes_with_one_architecture() -> None:
 
 
 def test_pooling_over_different_extractors_is_recorded_as_a_warning() -> None:
-    with Lab(CCVR, FAST) as lab:
-        folder = lab.new_folder()
-        lab.experiment(lab.settings(), folder)
+    with ToyFederation(CCVR, FAST) as toy:
+        folder = toy.new_folder()
+        toy.experiment(toy.settings(), folder)
         events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     said = [event["message"] for event in events if event["event"] == "method"]
     assert said == ["statistics of extractors that are not aligned were pooled"]
@@ -238,7 +240,7 @@ def test_tukey_shapes_features_for_statistics_and_for_prediction_once_calibrated
 def test_calibration_is_the_same_again_and_depends_on_the_seed(linears: Any) -> None:
     def head(seed: int) -> Tensor:
         makers = linears().several([0, 0, 1], [1, 1, 2])
-        outcome = play(stage(Handmade(CCVR(**FAST), makers, seed=seed))).whole()  # type: ignore[arg-type]
+        outcome = run_rounds(InMemoryClients(CCVR(**FAST), makers, seed=seed)).checked()  # type: ignore[arg-type]
         return outcome.client("0").weights("model")["head.weight"]
 
     assert torch.equal(head(0), head(0))
@@ -266,8 +268,8 @@ def test_wrong_fields_are_refused(fields: dict[str, Any], said: str) -> None:
     ],
 )
 def test_what_cannot_work_is_refused_before_round_one(fields: dict[str, Any], said: str) -> None:
-    with Lab(CCVR, fields) as lab, pytest.raises(InputError, match=said):
-        lab.run()
+    with ToyFederation(CCVR, fields) as toy, pytest.raises(InputError, match=said):
+        toy.run()
 
 
 def test_a_model_is_left_alone_by_describing(linears: Any) -> None:

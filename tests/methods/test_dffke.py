@@ -24,9 +24,9 @@ from polyfed.methods.dffke.exchange import Lesson, as_probabilities, divergence,
 from polyfed.methods.dffke.method import DFFKE
 from polyfed.methods.dffke.replay import ReplayIndex, newest, reviewed, reviewed_rows
 from polyfed.models import build
-from polyfed.testing.engine_wrappers import Watching, with_steps_watched
-from polyfed.testing.rounds import Handmade, Outcome, play, stage
-from polyfed.testing.toy_federation import BATCH, CLASSES, SHARES, Lab
+from polyfed.testing.engine_wrappers import RecordingEngine, with_wrapped_steps
+from polyfed.testing.rounds import InMemoryClients, Outcome, run_rounds
+from polyfed.testing.toy_federation import BATCH, CLASS_COUNTS, CLASSES, ToyFederation
 from polyfed.training import Samples, TrainSettings
 
 WIDTH, CHANNELS = 16, 8
@@ -40,27 +40,27 @@ SMALL: dict[str, Any] = {
     "max_local_epochs": 2,
     "batch": 8,
 }
-ROWS = [sum(share) for share in SHARES]
+ROWS = [sum(share) for share in CLASS_COUNTS]
 FLOAT = 4
 
 
 def watched(
     fields: dict[str, Any] | None = None,
-    shares: tuple[tuple[int, ...], ...] = SHARES,
+    shares: tuple[tuple[int, ...], ...] = CLASS_COUNTS,
     selected: Callable[[int], tuple[str, ...]] | None = None,
     **changed: Any,
-) -> tuple[Outcome, Watching, dict[str, Any]]:
-    """A run in the lab: how it ended, all its messages, and what clients remember."""
-    watching = Watching()
-    with Lab(DFFKE, {**SMALL, **(fields or {})}) as lab:
-        outcome = lab.run(lab.config(shares, **changed), wrap=watching, selected=selected).whole()
-        return outcome, watching, {name: outcome.client(name)["state"] for name in outcome.ledger.digests}
+) -> tuple[Outcome, RecordingEngine, dict[str, Any]]:
+    """A run in the toy federation: how it ended, all its messages, and what clients remember."""
+    recorder = RecordingEngine()
+    with ToyFederation(DFFKE, {**SMALL, **(fields or {})}) as toy:
+        outcome = toy.run(toy.config(shares, **changed), wrap=recorder, selected=selected).checked()
+        return outcome, recorder, {name: outcome.client(name)["state"] for name in outcome.ledger.digests}
 
 
-def sent(watching: Watching, step: str, way: str = "down") -> dict[str, list[Payload]]:
+def sent(recorder: RecordingEngine, step: str, way: str = "down") -> dict[str, list[Payload]]:
     """Every message of a step by client, in the order of rounds."""
     found: dict[str, list[Payload]] = {}
-    for seen in getattr(watching, way):
+    for seen in getattr(recorder, way):
         if step in seen.steps:
             fields = {name: value for frame in seen.frames for name, value in decode(frame).items()}
             found.setdefault(seen.client, []).append(Payload(fields))
@@ -235,9 +235,9 @@ def test_norms_of_a_student(frozen: bool) -> None:
 
 
 def test_nobody_learns_from_itself_and_answers_come_once() -> None:
-    _, watching, _ = watched(shares=SHARES[:3])
-    answers = sent(watching, "teach", "up")
-    for student, messages in sent(watching, "exchange").items():
+    _, recorder, _ = watched(shares=CLASS_COUNTS[:3])
+    answers = sent(recorder, "teach", "up")
+    for student, messages in sent(recorder, "exchange").items():
         for number, message in enumerate(messages):
             told = message.weights("targets")
             assert sorted(told) == sorted({"0", "1", "2"} - {student})
@@ -247,14 +247,14 @@ def test_nobody_learns_from_itself_and_answers_come_once() -> None:
 
 
 def test_a_limited_number_of_teachers() -> None:
-    _, watching, _ = watched({"teachers": 2})
-    chosen = [tuple(m.weights("targets")) for messages in sent(watching, "exchange").values() for m in messages]
+    _, recorder, _ = watched({"teachers": 2})
+    chosen = [tuple(m.weights("targets")) for messages in sent(recorder, "exchange").values() for m in messages]
     assert {len(teachers) for teachers in chosen} == {2} and len(set(chosen)) > 2
 
 
 def test_alone_there_is_no_exchange() -> None:
-    _, watching, states = watched(shares=SHARES[:1])
-    assert {seen.steps for seen in watching.down} == {("warm_up", "embed"), ("train",)}
+    _, recorder, states = watched(shares=CLASS_COUNTS[:1])
+    assert {seen.steps for seen in recorder.down} == {("warm_up", "embed"), ("train",)}
     assert states == {"0": {"warm": True}}
 
 
@@ -330,7 +330,7 @@ def test_the_shelf_knows_who_lacks_what() -> None:
 
 @pytest.mark.parametrize(("limit", "kept"), [(None, [1, 2, 3]), (0, []), (1, [3]), (2, [2, 3])])
 def test_a_client_keeps_so_many_rounds(limit: int | None, kept: list[int]) -> None:
-    outcome, _, states = watched({"buffer": limit}, SHARES[:2], rounds=3)
+    outcome, _, states = watched({"buffer": limit}, CLASS_COUNTS[:2], rounds=3)
     assert {name: list(state["buffer"]) for name, state in states.items()} == {
         name: [f"{n:06d}" for n in kept] for name in "01"
     }
@@ -358,15 +358,15 @@ def test_images_are_made_again_bit_by_bit() -> None:
 def test_a_client_that_was_away(sync: str) -> None:
     # Round 1 without client 2, round 2 with all: `full` sends it round 1, `lazy` does not.
     turns = {1: ("0", "1"), 2: ("0", "1", "2")}
-    outcome, watching, states = watched({"buffer_sync": sync}, SHARES[:3], lambda number: turns[number])
-    came = sent(watching, "teach")["2"][0]
+    outcome, recorder, states = watched({"buffer_sync": sync}, CLASS_COUNTS[:3], lambda number: turns[number])
+    came = sent(recorder, "teach")["2"][0]
     if sync == "full":
-        first = sent(watching, "teach")["0"][0]
+        first = sent(recorder, "teach")["0"][0]
         missing: Any = came["missing"]
         entry = missing["000001"]
         assert all(torch.equal(entry["codes"][n], rows) for n, rows in first.weights("codes").items())
         size = FLOAT * WIDTH * (ROWS[0] + ROWS[1]) + decoder_bytes()
-        assert outcome.meters[1].down["missing"] == size
+        assert outcome.round_stats[1].down["missing"] == size
     else:
         assert "missing" not in came
     assert list(states["2"]["buffer"]) == (["000001", "000002"] if sync == "full" else ["000002"])
@@ -405,18 +405,18 @@ def test_bytes(codes: str) -> None:
     # down: |Dec| + (d + 1) h + sum_i N_i h + sum_{i != k} (N_i + n_mem) C
     # The codes that come down are everybody's: a client's own may have been noised on their way up.
     # With the loss on embeddings, h numbers more per answer, and the trained docking layer goes up.
-    outcome, watching, _ = watched({"fke_embedding_loss": codes}, rounds=2)
-    features, clients, rows = 64, len(SHARES), sum(ROWS)
+    outcome, recorder, _ = watched({"fke_embedding_loss": codes}, rounds=2)
+    features, clients, rows = 64, len(CLASS_COUNTS), sum(ROWS)
     models = sum(
         t.numel() * t.element_size()
-        for messages in sent(watching, "embed", "up").values()
+        for messages in sent(recorder, "embed", "up").values()
         for t in messages[0].weights("model").values()
     )
     # I = max(8 / 2 / 4, 1 * ceil(12 / 8)) turns, of one batch of 8 from the only past round
     turns = 2
     memory = FLOAT * turns * 8 * clients
     docking = FLOAT * (features + 1) * WIDTH * clients
-    first, second = outcome.meters
+    first, second = outcome.round_stats
     up = {"model": models, "embeddings": FLOAT * rows * features, "labels": FLOAT * rows}
     up |= {
         "targets": FLOAT * rows * CLASSES,
@@ -441,9 +441,9 @@ def test_bytes(codes: str) -> None:
 def test_codes_come_from_what_was_uploaded(scope: str) -> None:
     # What leaves a client is noised on its way: codes from clean samples are others than those from the upload.
     privacy = {"embeddings": {"clip": 5.0, "noise": 2.0}}
-    _, watching, _ = watched({"dp_scope": scope}, rounds=1, privacy=privacy)
-    uploaded = sent(watching, "embed", "up")
-    for name, messages in sent(watching, "teach").items():
+    _, recorder, _ = watched({"dp_scope": scope}, rounds=1, privacy=privacy)
+    uploaded = sent(recorder, "embed", "up")
+    for name, messages in sent(recorder, "teach").items():
         docking = nn.Linear(64, WIDTH)
         copy_into(docking, messages[0].weights("docking"))
         with torch.no_grad():
@@ -462,10 +462,10 @@ def test_samples_are_not_looked_at_between_upload_and_local_training() -> None:
         finally:
             client.train = own
 
-    with Lab(DFFKE, SMALL) as lab:
-        config = lab.config(SHARES[:2])
-        ours = lab.run(config, method=with_steps_watched(DFFKE, blind)(**SMALL)).whole()
-        assert ours.hash == lab.run(config).whole().hash
+    with ToyFederation(DFFKE, SMALL) as toy:
+        config = toy.config(CLASS_COUNTS[:2])
+        ours = toy.run(config, method=with_wrapped_steps(DFFKE, blind)(**SMALL)).checked()
+        assert ours.hash == toy.run(config).checked().hash
 
 
 # 12, 13, 14
@@ -473,16 +473,16 @@ def test_samples_are_not_looked_at_between_upload_and_local_training() -> None:
 
 def test_encoders_of_different_widths_share_one_decoder() -> None:
     models = {"group": ["tiny-cnn", {"name": "tiny-cnn", "feature_dim": 32}]}
-    _, watching, states = watched(models=models)
-    shapes = {name: m[0].weights("docking")["weight"].shape for name, m in sent(watching, "teach").items()}
+    _, recorder, states = watched(models=models)
+    shapes = {name: m[0].weights("docking")["weight"].shape for name, m in sent(recorder, "teach").items()}
     assert shapes == {name: (WIDTH, 64 if int(name) % 2 == 0 else 32) for name in "01234"}
     assert len(states["0"]["buffer"]) == 2
 
 
 def test_a_public_set_takes_the_place_of_synthetic_images() -> None:
-    outcome, watching, _ = watched({"transfer": "dataset", "public": "digits", "public_samples": 12})
-    assert {seen.steps for seen in watching.up} == {("warm_up", "teach"), ("exchange",), ("train",)}
-    first, second = outcome.meters
+    outcome, recorder, _ = watched({"transfer": "dataset", "public": "digits", "public_samples": 12})
+    assert {seen.steps for seen in recorder.up} == {("warm_up", "teach"), ("exchange",), ("train",)}
+    first, second = outcome.round_stats
     assert first.up == second.up == {"targets": FLOAT * 12 * CLASSES * 5, "epochs": 0, "accuracy": 0}
     answers = {"targets": FLOAT * 12 * CLASSES * 5 * 4, "turns": 0}
     assert first.down == {**answers, "public": 12 * 8 * 8 * 5}  # once, as bytes
@@ -548,8 +548,8 @@ def test_local_training_stops_in_any_case(linears: Any) -> None:
 def test_synthetic_images_are_kept_for_looking_at(tmp_path: Any) -> None:
     from safetensors.torch import load_file
 
-    with Lab(DFFKE, SMALL) as lab:
-        lab.experiment(lab.settings(rounds=1), tmp_path / "run")
+    with ToyFederation(DFFKE, SMALL) as toy:
+        toy.experiment(toy.settings(rounds=1), tmp_path / "run")
     kept = load_file(tmp_path / "run" / "artifacts" / "synthetic-000001.safetensors")
     assert kept["images"].shape == (4 * CLASSES, 1, 8, 8) and kept["labels"].tolist() == sorted([0, 1, 2, 3] * 4)
     assert float(kept["images"].min()) >= 0 and float(kept["images"].max()) <= 1
@@ -562,8 +562,8 @@ def test_exchange_teaches_classes_that_a_client_does_not_have() -> None:
     changed = {"rounds": 2, "train": {"batch_size": BATCH, "lr": 0.1}, "models": {"group": ["tiny-mlp"]}}
     accuracy = {}
     for name, chosen in (("dffke", fields), ("nobody", {**fields, "exchange_epochs": 0, "least_steps": 0})):
-        with Lab(DFFKE, chosen) as lab:
-            result = lab.experiment(lab.settings(shares, **changed))
+        with ToyFederation(DFFKE, chosen) as toy:
+            result = toy.experiment(toy.settings(shares, **changed))
         accuracy[name] = result["accuracy"]["global"]["final"]
     assert accuracy["dffke"] > accuracy["nobody"] + 0.1
 
@@ -590,16 +590,16 @@ def test_what_makes_no_sense_is_refused(fields: dict[str, Any], said: str) -> No
 
 
 def test_an_unknown_public_set_is_refused_before_anything_runs() -> None:
-    with Lab(DFFKE, {"transfer": "dataset", "public": "digitz"}) as lab:
-        folder = lab.new_folder()
+    with ToyFederation(DFFKE, {"transfer": "dataset", "public": "digitz"}) as toy:
+        folder = toy.new_folder()
         with pytest.raises(InputError, match="digitz"):
-            lab.experiment(lab.settings(), folder)
+            toy.experiment(toy.settings(), folder)
         assert not folder.exists()
 
 
 def test_one_client_with_one_sample_takes_part(linears: Any) -> None:
     makers = linears(norm=True).several([0], [0, 1, 2, 1], [2, 2, 1])
-    outcome = play(stage(Handmade(DFFKE(**SMALL), makers)), 2).whole()
+    outcome = run_rounds(InMemoryClients(DFFKE(**SMALL), makers), 2).checked()
     assert set(outcome.ledger.digests) == {"0", "1", "2"}
 
 
@@ -628,8 +628,8 @@ def test_a_run_with_noise_on_everything_that_is_exchanged(kl: str) -> None:
     """Answers on synthetic images go as one message; the losses of the exchange stay numbers."""
     fields = {**SMALL, "docking_target": "soft", "kl": kl}
     noise = {name: {"clip": 1.0, "noise": 0.5} for name in ("embeddings", "outputs", "targets", "memory")}
-    with Lab(DFFKE, fields) as lab:
-        result = lab.experiment(lab.settings(SHARES[:3], privacy=noise))
+    with ToyFederation(DFFKE, fields) as toy:
+        result = toy.experiment(toy.settings(CLASS_COUNTS[:3], privacy=noise))
     privacy = result["privacy"]
     assert result["failures"] == []
     units = {name: facts["unit"] for name, facts in privacy["fields"].items()}

@@ -13,8 +13,8 @@ from polyfed.core.payload import Payload
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.lg_fedavg import LGFedAvg
 from polyfed.methods.local import Local
-from polyfed.testing.rounds import Handmade, play, stage
-from polyfed.testing.toy_federation import SHARES, Lab
+from polyfed.testing.rounds import InMemoryClients, run_rounds
+from polyfed.testing.toy_federation import CLASS_COUNTS, ToyFederation
 
 LABELS = ([0, 1, 2], [0, 0, 1, 2, 2])
 
@@ -25,7 +25,7 @@ def close(a: Any, b: Any) -> bool:
 
 def test_no_local_steps_leave_the_server_as_it_was(linears: Any) -> None:
     make = linears(settings={"epochs": 0})
-    outcome = play(stage(Handmade(FedAvg(), make.several([0, 1], [1, 2])))).whole()
+    outcome = run_rounds(InMemoryClients(FedAvg(), make.several([0, 1], [1, 2]))).checked()
     model: Any = outcome.server["model"]
     assert all(torch.equal(model[name], t) for name, t in weights_of(make.model()).items())
 
@@ -33,7 +33,7 @@ def test_no_local_steps_leave_the_server_as_it_was(linears: Any) -> None:
 def test_one_full_batch_step_is_one_central_step(linears: Any) -> None:
     # sum_k (n_k / n) (w - lr grad_k) = w - lr sum_k (n_k / n) grad_k = w - lr grad of the mean loss over the union.
     make = linears()
-    outcome = play(stage(Handmade(FedAvg(), make.several(*LABELS)))).whole()
+    outcome = run_rounds(InMemoryClients(FedAvg(), make.several(*LABELS))).checked()
     model = make.model()
     data = [make.client(str(k), labels).train for k, labels in enumerate(LABELS)]
     x = torch.cat([d.images for d in data]).float() / 255
@@ -56,20 +56,22 @@ def test_uniform_weights_count_clients_alike(linears: Any) -> None:
         trained.append(FedAvg().train(client, Payload({"model": weights_of(make.model())}))["model"])
     a, b = trained
     for weights, (p, q) in {"samples": (3 / 8, 5 / 8), "uniform": (0.5, 0.5)}.items():
-        outcome = play(stage(Handmade(FedAvg(weights=weights), make.several(*LABELS)))).whole()  # type: ignore[arg-type]
+        outcome = run_rounds(InMemoryClients(FedAvg(weights=weights), make.several(*LABELS))).checked()  # type: ignore[arg-type]
         assert close(outcome.server["model"], {name: p * a[name] + q * b[name] for name in a})
 
 
 def test_the_order_of_clients_does_not_matter(linears: Any) -> None:
     make = linears()
-    forth = play(stage(Handmade(FedAvg(), make.several(*LABELS))), 3).whole()
-    back = play(stage(Handmade(FedAvg(), make.several(*LABELS)[::-1])), 3).whole()
+    forth = run_rounds(InMemoryClients(FedAvg(), make.several(*LABELS)), 3).checked()
+    back = run_rounds(InMemoryClients(FedAvg(), make.several(*LABELS)[::-1]), 3).checked()
     assert close(forth.server["model"], back.server["model"])
 
 
 def test_those_who_return_are_all_that_counts(linears: Any) -> None:
     # A client that is not in the round has no share in the mean: with one participant the mean is its model.
-    outcome = play(stage(Handmade(FedAvg(), linears().several(*LABELS))), selected=lambda number: ("1",)).whole()
+    outcome = run_rounds(
+        InMemoryClients(FedAvg(), linears().several(*LABELS)), selected=lambda number: ("1",)
+    ).checked()
     model: Any = outcome.server["model"]
     assert all(torch.equal(model[name], own) for name, own in outcome.client("1").weights("model").items())
 
@@ -78,7 +80,7 @@ def test_statistics_of_batchnorm_are_averaged_with_the_weights(linears: Any) -> 
     # One batch each, so with momentum 0.1: running = 0.9 * initial + 0.1 * batch statistics; then the mean over
     # clients by samples. The counter takes the largest value, it is no quantity to average.
     make = linears(norm=True)
-    outcome = play(stage(Handmade(FedAvg(), make.several(*LABELS)))).whole()
+    outcome = run_rounds(InMemoryClients(FedAvg(), make.several(*LABELS))).checked()
     server: Any = outcome.server["model"]
     mean, var = torch.zeros(3), torch.zeros(3)
     for k, labels in enumerate(LABELS):
@@ -94,15 +96,17 @@ def test_statistics_of_batchnorm_are_averaged_with_the_weights(linears: Any) -> 
 
 def test_local_statistics_stay_with_their_client(linears: Any) -> None:
     make = linears(norm=True)
-    outcome = play(stage(Handmade(FedAvg(buffers="local"), make.several(*LABELS))), 2).whole()
-    alone = play(
-        stage(Handmade(FedAvg(buffers="local"), make.several(*LABELS))), 2, selected=lambda n: ("0",)
-    ).whole()
+    outcome = run_rounds(InMemoryClients(FedAvg(buffers="local"), make.several(*LABELS)), 2).checked()
+    alone = run_rounds(
+        InMemoryClients(FedAvg(buffers="local"), make.several(*LABELS)), 2, selected=lambda n: ("0",)
+    ).checked()
     after = [outcome.client(k).weights("model")["backbone.2.running_mean"] for k in "01"]
     assert not torch.equal(after[0], after[1])
     # in the first round the statistics of client 0 come from its own batch, whoever else took part
-    first = play(stage(Handmade(FedAvg(buffers="local"), make.several(*LABELS)))).whole()
-    lonely = play(stage(Handmade(FedAvg(buffers="local"), make.several(*LABELS))), selected=lambda n: ("0",)).whole()
+    first = run_rounds(InMemoryClients(FedAvg(buffers="local"), make.several(*LABELS))).checked()
+    lonely = run_rounds(
+        InMemoryClients(FedAvg(buffers="local"), make.several(*LABELS)), selected=lambda n: ("0",)
+    ).checked()
     name = "backbone.2.running_mean"
     assert torch.equal(first.client("0").weights("model")[name], lonely.client("0").weights("model")[name])
     assert outcome.client("0").weights("model")["backbone.2.num_batches_tracked"].item() == 2
@@ -110,8 +114,8 @@ def test_local_statistics_stay_with_their_client(linears: Any) -> None:
 
 
 def test_the_servers_model_is_what_is_evaluated() -> None:
-    with Lab(FedAvg, {}) as lab:
-        counts = lab.run(evaluate=True).whole().accuracy["global"]
+    with ToyFederation(FedAvg, {}) as toy:
+        counts = toy.run(evaluate=True).checked().accuracy["global"]
     assert len(set(counts.values())) == 1  # one model, one test set: all clients get the same right
 
 
@@ -122,7 +126,7 @@ def test_heads_are_averaged_and_extractors_stay(linears: Any) -> None:
     seeds = ["a", "b", "c"]
     make = linears(features=5)
     makers = make.several(*LABELS, [1, 2], seeds=seeds)
-    outcome = play(stage(Handmade(LGFedAvg(), makers)), 2, selected=lambda n: ("0", "1")).whole()
+    outcome = run_rounds(InMemoryClients(LGFedAvg(), makers), 2, selected=lambda n: ("0", "1")).checked()
     assert "2" not in outcome.ledger.digests  # the idle client keeps extractor and head
     heads = [{n: t for n, t in outcome.client(k).weights("model").items() if n.startswith("head.")} for k in "01"]
     mean = {n.removeprefix("head."): (3 * heads[0][n] + 5 * heads[1][n]) / 8 for n in heads[0]}
@@ -134,7 +138,7 @@ def test_heads_are_averaged_and_extractors_stay(linears: Any) -> None:
 def test_participants_start_from_the_servers_head_and_their_own_extractor(linears: Any) -> None:
     make = linears(settings={"epochs": 0})
     makers = make.several(*LABELS, [1, 2], seeds=["a", "b", "c"])
-    outcome = play(stage(Handmade(LGFedAvg(), makers)), selected=lambda n: ("1", "2")).whole()
+    outcome = run_rounds(InMemoryClients(LGFedAvg(), makers), selected=lambda n: ("1", "2")).checked()
     for k, seed in (("1", "b"), ("2", "c")):
         got = outcome.client(k).weights("model")
         assert torch.equal(got["head.weight"], make.model("a").head.weight)
@@ -143,8 +147,8 @@ def test_participants_start_from_the_servers_head_and_their_own_extractor(linear
 
 def test_with_all_layers_in_the_head_it_is_fedavg(linears: Any) -> None:
     make = linears(whole_head=True, norm=True)
-    shared = play(stage(Handmade(LGFedAvg(), make.several(*LABELS))), 3).whole()
-    whole = play(stage(Handmade(FedAvg(), make.several(*LABELS))), 3).whole()
+    shared = run_rounds(InMemoryClients(LGFedAvg(), make.several(*LABELS)), 3).checked()
+    whole = run_rounds(InMemoryClients(FedAvg(), make.several(*LABELS)), 3).checked()
     head: Any = shared.server["head"]
     model: Any = whole.server["model"]
     assert {f"head.{name}" for name in head} == set(model)
@@ -153,9 +157,9 @@ def test_with_all_layers_in_the_head_it_is_fedavg(linears: Any) -> None:
 
 @pytest.mark.parametrize("method", [FedAvg, LGFedAvg])
 def test_one_client_is_local_training(method: Any) -> None:
-    with Lab(method, {}) as lab:
-        config = lab.config(SHARES[:1], rounds=3, models={"group": ["tiny-resnet"], "shared_init": True})
-        federated, local = lab.run(config).whole(), lab.run(config, method=Local()).whole()
+    with ToyFederation(method, {}) as toy:
+        config = toy.config(CLASS_COUNTS[:1], rounds=3, models={"group": ["tiny-resnet"], "shared_init": True})
+        federated, local = toy.run(config).checked(), toy.run(config, method=Local()).checked()
     assert federated.ledger.digests == local.ledger.digests
     assert local.ledger.digests
 
@@ -164,9 +168,9 @@ def test_one_client_is_local_training(method: Any) -> None:
 
 
 def test_local_training_does_not_depend_on_the_others() -> None:
-    with Lab(Local, {}) as lab:
-        among = lab.run().whole()
-        alone = lab.run(selected=lambda number: ("3",)).whole()
+    with ToyFederation(Local, {}) as toy:
+        among = toy.run().checked()
+        alone = toy.run(selected=lambda number: ("3",)).checked()
     assert among.ledger.digests["3"] == alone.ledger.digests["3"]
     assert set(alone.ledger.digests) == {"3"}
-    assert all(not meter.up and not meter.down for meter in among.meters)
+    assert all(not stats.up and not stats.down for stats in among.round_stats)

@@ -14,8 +14,8 @@ from polyfed.core.codec import decode
 from polyfed.core.payload import Payload
 from polyfed.methods.feddistill import FedDistill
 from polyfed.methods.local import Local
-from polyfed.testing.engine_wrappers import Watching
-from polyfed.testing.rounds import Handmade, play, stage
+from polyfed.testing.engine_wrappers import RecordingEngine
+from polyfed.testing.rounds import InMemoryClients, run_rounds
 from polyfed.training.losses import masked_mean, soft_cross_entropy
 
 LABELS = [0, 0, 1, 2, 2, 2]
@@ -101,15 +101,15 @@ def test_the_masked_mean_counts_contributing_samples_only() -> None:
 
 def tables_down(linears: Any, method: FedDistill, labels: Any, turns: Any) -> list[dict[str, dict[int, list[float]]]]:
     """What every client received in every round, as rows by class; models never change, so tables are known."""
-    watching = Watching()
-    play(
-        stage(Handmade(method, linears(settings={"epochs": 0}).several(*labels, seeds=["a", "b", "c"]))),
+    recorder = RecordingEngine()
+    run_rounds(
+        InMemoryClients(method, linears(settings={"epochs": 0}).several(*labels, seeds=["a", "b", "c"])),
         len(turns),
-        wrap=watching,
+        wrap=recorder,
         selected=lambda number: turns[number - 1],
-    ).whole()
+    ).checked()
     rounds: list[dict[str, dict[int, list[float]]]] = []
-    messages = iter(watching.down)
+    messages = iter(recorder.down)
     for turn in turns:
         seen = {}
         for _ in turn:
@@ -172,17 +172,19 @@ def test_classes_that_nobody_reports_are_carried_over(linears: Any) -> None:
 
 
 def test_small_classes_are_not_sent(linears: Any) -> None:
-    made = Handmade(FedDistill(min_class_count=2), linears().several(*SHARED))
-    outcome = play(stage(made)).whole()
+    made = InMemoryClients(FedDistill(min_class_count=2), linears().several(*SHARED))
+    outcome = run_rounds(made).checked()
     sent = {name: t.classes.tolist() for name, t in outcome.server.items() if isinstance(t, ClassTable)}
     assert sent == {"0": [0], "1": [1]}
 
 
 def test_online_means_are_those_of_the_outputs_seen_while_training(linears: Any) -> None:
     # One full batch: the outputs seen while training are those of the model before its only step.
-    outcome = play(stage(Handmade(FedDistill(collect="online"), linears().several(*SHARED, seeds=["a", "b", "c"]))))
+    outcome = run_rounds(
+        InMemoryClients(FedDistill(collect="online"), linears().several(*SHARED, seeds=["a", "b", "c"]))
+    )
     for name, rows in zip("012", own_rows(linears, SHARED), strict=True):
-        kept = outcome.whole().server[name]
+        kept = outcome.checked().server[name]
         assert isinstance(kept, ClassTable)
         assert close(dict(zip(kept.classes.tolist(), kept.values.tolist(), strict=True)), rows)
 
@@ -190,8 +192,10 @@ def test_online_means_are_those_of_the_outputs_seen_while_training(linears: Any)
 @pytest.mark.parametrize("fields", [{}, {"metric": "mse"}, {"leave_one_out": False}])
 def test_without_guidance_the_models_are_those_of_local_training(linears: Any, fields: dict[str, Any]) -> None:
     makers = linears(norm=True, settings={"batch_size": 2}).several(*SHARED, seeds=["a", "b", "c"])
-    guided = play(stage(Handmade(FedDistill(guidance=0.0, allow_degenerate=True, **fields), makers)), 3).whole()
-    local = play(stage(Handmade(Local(), makers)), 3).whole()
+    guided = run_rounds(
+        InMemoryClients(FedDistill(guidance=0.0, allow_degenerate=True, **fields), makers), 3
+    ).checked()
+    local = run_rounds(InMemoryClients(Local(), makers), 3).checked()
     for k in "012":
         mine, theirs = guided.client(k).weights("model"), local.client(k).weights("model")
         assert all(torch.equal(mine[name], theirs[name]) for name in theirs)

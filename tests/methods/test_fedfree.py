@@ -20,16 +20,16 @@ from polyfed.methods.fedfree.layer_transfer import Gathered
 from polyfed.methods.fedfree.layers import Layer, layers_of, weight_entropy
 from polyfed.methods.fedfree.method import FedFree
 from polyfed.models import build
-from polyfed.testing.engine_wrappers import Watching
-from polyfed.testing.rounds import Handmade, Outcome, play, stage
-from polyfed.testing.toy_federation import Lab
+from polyfed.testing.engine_wrappers import RecordingEngine
+from polyfed.testing.rounds import InMemoryClients, Outcome, run_rounds
+from polyfed.testing.toy_federation import ToyFederation
 
 FLOAT = 4
 UP, DOWN = "layers_up", "layers_down"
 
 
 def events_of(fields: dict[str, Any], **options: Any) -> tuple[Outcome, list[dict[str, Event]]]:
-    """A run in the lab with the events of every round, by name."""
+    """A run in the toy federation with the events of every round, by name."""
     seen: list[dict[str, Event]] = []
 
     class Listening(FedFree):
@@ -38,9 +38,9 @@ def events_of(fields: dict[str, Any], **options: Any) -> tuple[Outcome, list[dic
             super().round(server, cohort)
             seen.append({str(event["event"]): event for event in server.events[before:]})
 
-    with Lab(FedFree, fields) as lab:
+    with ToyFederation(FedFree, fields) as toy:
         changed = options.pop("changed", {})
-        outcome = lab.run(lab.config(**changed), method=Listening(**fields), **options).whole()
+        outcome = toy.run(toy.config(**changed), method=Listening(**fields), **options).checked()
     return outcome, seen
 
 
@@ -51,14 +51,20 @@ def listed(event: Event, name: str) -> list[Any]:
 
 
 def numbers(model: str, layer: str) -> int:
-    """Weight and bias of a layer of the lab's models."""
+    """Weight and bias of a layer of the toy federation's models."""
     held = next(
         one for one in layers_of(build(model, shape=(1, 8, 8), classes=4), ["conv", "linear"]) if one.name == layer
     )
     return sum(tensor.numel() for tensor in held.tensors)
 
 
-TINY4 = ["tiny-cnn", "tiny-resnet", "tiny-mobile", "tiny-mlp", "tiny-cnn"]  # of the five clients of the lab
+TINY4 = [
+    "tiny-cnn",
+    "tiny-resnet",
+    "tiny-mobile",
+    "tiny-mlp",
+    "tiny-cnn",
+]  # of the five clients of the toy federation
 
 
 # bytes
@@ -67,12 +73,12 @@ TINY4 = ["tiny-cnn", "tiny-resnet", "tiny-mobile", "tiny-mlp", "tiny-cnn"]  # of
 @pytest.mark.parametrize("k", [1, 2, 9])
 def test_bytes_are_those_of_the_layers(k: int) -> None:
     outcome, rounds = events_of({"k": k})
-    for meter, events in zip(outcome.meters, rounds, strict=True):
+    for stats, events in zip(outcome.round_stats, rounds, strict=True):
         up, down = events[UP], events[DOWN]
         sent = [numbers(TINY4[int(c)], n) for c, n in zip(listed(up, "clients"), listed(up, "layers"), strict=True)]
-        assert meter.up == {"layers": FLOAT * sum(sent), "not_finite": 0}
+        assert stats.up == {"layers": FLOAT * sum(sent), "not_finite": 0}
         back = [numbers("tiny-cnn", source) for source in listed(down, "sources")]
-        assert meter.down == {"kinds": 0, "layer": 0, "received": FLOAT * sum(back)}
+        assert stats.down == {"kinds": 0, "layer": 0, "received": FLOAT * sum(back)}
         assert len(listed(down, "clients")) == len(set(listed(down, "clients")))  # at most one each, whatever k is
         # min(k, candidates) layers each: the models have 4, 5, 4, 3 and 4
         assert len(sent) == sum(min(k, n) for n in (4, 5, 4, 3, 4))
@@ -82,10 +88,10 @@ def test_bytes_by_hand() -> None:
     # the MLP on 8 x 8 pixels and 4 classes: 64 to 128 to 64 to 4
     outcome, rounds = events_of({"k": 2}, changed={"models": {"group": ["tiny-mlp"]}})
     mlp = 64 * 128 + 128, 128 * 64 + 64, 64 * 4 + 4
-    for events, meter in zip(rounds, outcome.meters, strict=True):
+    for events, stats in zip(rounds, outcome.round_stats, strict=True):
         place = {"backbone.trunk.layers.2": 0, "backbone.trunk.layers.4": 1, "head": 2}
-        assert meter.up["layers"] == FLOAT * sum(mlp[place[n]] for n in listed(events[UP], "layers"))
-        assert meter.down["received"] == FLOAT * sum(mlp[place[n]] for n in listed(events[DOWN], "sources"))
+        assert stats.up["layers"] == FLOAT * sum(mlp[place[n]] for n in listed(events[UP], "layers"))
+        assert stats.down["received"] == FLOAT * sum(mlp[place[n]] for n in listed(events[DOWN], "sources"))
 
 
 @pytest.mark.parametrize("projection", ["flat", "block"])
@@ -93,7 +99,7 @@ def test_trimmed_downloads_have_only_what_is_used(projection: str) -> None:
     whole, _ = events_of({"projection": projection})
     trim, rounds = events_of({"projection": projection, "trim_download": True})
     assert trim.hash == whole.hash
-    assert trim.meters[0].down["received"] < whole.meters[0].down["received"]
+    assert trim.round_stats[0].down["received"] < whole.round_stats[0].down["received"]
     if projection == "flat":
         down = rounds[0][DOWN]
         both = zip(listed(down, "clients"), listed(down, "layers"), listed(down, "sources"), strict=True)
@@ -108,7 +114,7 @@ def test_trimmed_downloads_have_only_what_is_used(projection: str) -> None:
             ]
 
         least = [sum(map(min, sizes(TINY4[int(c)], own), sizes("tiny-cnn", source))) for c, own, source in both]
-        assert trim.meters[0].down["received"] == FLOAT * sum(least)
+        assert trim.round_stats[0].down["received"] == FLOAT * sum(least)
 
 
 # rounds
@@ -145,10 +151,10 @@ def test_no_gain_no_byte_and_not_a_bit_changed() -> None:
             return replace(target, weight=torch.ones_like(target.weight))
 
     def digests(method: Method) -> list[dict[str, str]]:
-        with Lab(FedFree, {}) as lab:
-            outcome = lab.run(method=method).whole()
-        assert [meter.down.get("received", 0) for meter in outcome.meters] == [0, 0]
-        assert not any("layer" in meter.down for meter in outcome.meters)
+        with ToyFederation(FedFree, {}) as toy:
+            outcome = toy.run(method=method).checked()
+        assert [stats.down.get("received", 0) for stats in outcome.round_stats] == [0, 0]
+        assert not any("layer" in stats.down for stats in outcome.round_stats)
         return outcome.after_rounds
 
     updated = Constant(candidate_scope="updated_only")  # others are still random
@@ -159,8 +165,8 @@ def test_identical_clients_gain_nothing(linears: Any) -> None:
     """The server starts from the clients' model and nobody trains: mapped layers are equal, nothing goes down."""
     maker = linears(settings={"lr": 0.0})
     method = FedFree(candidate_scope="mapped_only")
-    outcome = play(stage(Handmade(method, maker.several([0, 1, 2], [2, 1]))), 2).whole()
-    assert [meter.down for meter in outcome.meters] == [{"kinds": 0}] * 2
+    outcome = run_rounds(InMemoryClients(method, maker.several([0, 1, 2], [2, 1])), 2).checked()
+    assert [stats.down for stats in outcome.round_stats] == [{"kinds": 0}] * 2
     before = weights_of(maker.model())
     for name in "01":
         after = outcome.client(name).weights("model")
@@ -171,11 +177,13 @@ def test_identical_clients_gain_nothing(linears: Any) -> None:
 
 def test_a_round_by_hand(linears: Any) -> None:
     """Two clients, k = 1, closed form: recomputed from what they sent."""
-    watching = Watching()
+    recorder = RecordingEngine()
     maker = linears(features=5, settings={"lr": 0.5})
     clients = maker.several([0, 1, 2], [2, 2, 1], seeds=["a", "b"])
-    outcome = play(stage(Handmade(FedFree(k=1, pseudo="expected", server_lr=0.1), clients)), wrap=watching).whole()
-    sent = [unpacked(decode(seen.frames[0])["layers"]) for seen in watching.up if seen.steps == ("train",)]
+    outcome = run_rounds(
+        InMemoryClients(FedFree(k=1, pseudo="expected", server_lr=0.1), clients), wrap=recorder
+    ).checked()
+    sent = [unpacked(decode(seen.frames[0])["layers"]) for seen in recorder.up if seen.steps == ("train",)]
     assert [len(layers) for layers in sent] == [1, 1]
     start = {layer.name: layer for layer in layers_of(maker.model("a"), ["linear"])}  # what `build` gives here
     after = {layer.name: layer for layer in unpacked(outcome.server["layers"])}
@@ -195,7 +203,7 @@ def test_a_round_by_hand(linears: Any) -> None:
             assert torch.equal(own.flatten()[:size], after[source].weight.flatten()[:size])
         else:
             assert torch.equal(own, one.weight)
-    assert any(seen.steps == ("insert",) for seen in watching.down)
+    assert any(seen.steps == ("insert",) for seen in recorder.down)
 
 
 def test_most_changed_layers_go_up(linears: Any) -> None:
@@ -242,10 +250,10 @@ def test_random_selection_is_random_and_repeatable() -> None:
 
 def test_absent_clients_are_in_no_event_and_cost_nothing() -> None:
     outcome, rounds = events_of({"k": 1}, selected=lambda number: ("1", "4"))
-    for events, meter in zip(rounds, outcome.meters, strict=True):
+    for events, stats in zip(rounds, outcome.round_stats, strict=True):
         assert listed(events[UP], "clients") == ["1", "4"]
         assert set(listed(events[DOWN], "clients")) <= {"1", "4"}
-        assert {str(item["client"]) for item in meter.left} == {"1", "4"}
+        assert {str(item["client"]) for item in stats.left} == {"1", "4"}
     assert outcome.ledger.digests.keys() == {"1", "4"}
 
 
@@ -266,19 +274,19 @@ def test_untouched_global_layers_stay_and_updates_are_counted() -> None:
     outcome, rounds = events_of({"k": 1, "layer_types": "linear", "global_model": "tiny-mlp"})
     updates = outcome.server["updates"]
     assert isinstance(updates, Tensor) and min(updates.tolist()) == 0
-    with Lab(FedFree, {}) as lab:
-        start = layers_of(lab.federation(lab.config()).common_model("tiny-mlp"), ["linear"])
+    with ToyFederation(FedFree, {}) as toy:
+        start = layers_of(toy.federation(toy.config()).common_model("tiny-mlp"), ["linear"])
     for count, before, after in zip(updates.tolist(), start, unpacked(outcome.server["layers"]), strict=True):
         assert torch.equal(before.weight, after.weight) == (count == 0)
     assert max(updates.tolist()) == len(rounds)
 
 
 def test_where_clients_are_evaluated() -> None:
-    with Lab(FedFree, {}) as lab:
-        after_insert = lab.run(lab.config(rounds=1), evaluate=True)
-        after_local = lab.run(lab.config(rounds=1), evaluate=True, method=FedFree(eval_point="after_local"))
-    with Lab(catalogue.load("local"), {}) as lab:
-        alone = lab.run(lab.config(rounds=1), evaluate=True)
+    with ToyFederation(FedFree, {}) as toy:
+        after_insert = toy.run(toy.config(rounds=1), evaluate=True)
+        after_local = toy.run(toy.config(rounds=1), evaluate=True, method=FedFree(eval_point="after_local"))
+    with ToyFederation(catalogue.load("local"), {}) as toy:
+        alone = toy.run(toy.config(rounds=1), evaluate=True)
     assert after_insert.hash == after_local.hash  # the same run, looked at elsewhere
     assert after_insert.accuracy != alone.accuracy
 

@@ -20,7 +20,7 @@ from polyfed.methods.fedfree.layer_messages import Layers, packed, unpacked
 from polyfed.methods.fedfree.layers import Layer, layers_of, weight_entropy
 from polyfed.methods.fedfree.method import FedFree, Gift, Upload, fewest_layers
 from polyfed.models import build
-from polyfed.testing.toy_federation import Lab
+from polyfed.testing.toy_federation import ToyFederation
 
 # who gets what
 
@@ -112,8 +112,8 @@ def test_layers_are_mapped_by_depth_or_by_shape() -> None:
 
 
 def test_the_global_network_is_the_shallowest_with_convolutions() -> None:
-    with Lab(FedFree, {}) as lab:
-        roster = lab.federation(lab.config()).profiles()
+    with ToyFederation(FedFree, {}) as toy:
+        roster = toy.federation(toy.config()).profiles()
     made = replace(server(), roster=roster)
     assert fewest_layers(made).startswith("tiny-cnn")  # 4 layers; tiny-mlp has 3, but no convolution
     assert fewest_layers(replace(made, roster=(roster[3],))).startswith("tiny-mlp")
@@ -179,8 +179,8 @@ def altered(change: str) -> tuple[dict[str, Any], Any]:
     ],
 )
 def test_layers_that_are_not_the_clients_are_refused(change: str) -> None:
-    with Lab(FedFree, {}) as lab:
-        profile = lab.federation(lab.config()).profiles()[3]
+    with ToyFederation(FedFree, {}) as toy:
+        profile = toy.federation(toy.config()).profiles()[3]
     right, _ = altered("nothing")
     check_header(read_header(encode(right).data), {"layers": Layers()}, FedFree(), profile)
     wrong, _ = altered(change)

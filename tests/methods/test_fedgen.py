@@ -22,9 +22,9 @@ from polyfed.errors import InputError
 from polyfed.methods.fedgen.method import FedGen
 from polyfed.methods.lg_fedavg import LGFedAvg
 from polyfed.models.split import SplitModel
-from polyfed.testing.engine_wrappers import Breaking, Watching
-from polyfed.testing.rounds import Handmade, play, stage
-from polyfed.testing.toy_federation import SHARES, Lab
+from polyfed.testing.engine_wrappers import FaultyEngine, RecordingEngine
+from polyfed.testing.rounds import InMemoryClients, run_rounds
+from polyfed.testing.toy_federation import CLASS_COUNTS, ToyFederation
 
 LABELS = ([0, 0, 1], [0, 1, 1], [0, 2])
 SMALL = {"hidden": 16, "noise": 4, "generator_steps": 5}
@@ -122,7 +122,7 @@ def test_the_heads_stay_as_they_were() -> None:
 
 def test_the_generator_and_its_adam_live_on(linears: Any) -> None:
     makers = linears().several(*LABELS, seeds=["a", "b", "c"])
-    server = play(stage(Handmade(FedGen(**SMALL), makers)), 3).whole().server  # type: ignore[arg-type]
+    server = run_rounds(InMemoryClients(FedGen(**SMALL), makers), 3).checked().server  # type: ignore[arg-type]
     assert isinstance(server["adam"], dict) and isinstance(server["generator"], dict)
     assert server["adam"]["0.step"].item() == 3 * SMALL["generator_steps"]
     assert server["generator"]["layers.1.num_batches_tracked"].item() == 3 * SMALL["generator_steps"]
@@ -130,10 +130,10 @@ def test_the_generator_and_its_adam_live_on(linears: Any) -> None:
 
 @pytest.mark.parametrize("untrained", [False, True])
 def test_the_trained_generator_reaches_clients_unless_the_fault_is_asked_for(linears: Any, untrained: bool) -> None:
-    watching = Watching()
+    recorder = RecordingEngine()
     method = FedGen(**SMALL, untrained_generator=untrained)  # type: ignore[arg-type]
-    play(stage(Handmade(method, linears().several(*LABELS))), 2, wrap=watching).whole()
-    first, second = (decode(watching.down[at].frames[0]).weights("generator") for at in (0, len(LABELS)))
+    run_rounds(InMemoryClients(method, linears().several(*LABELS)), 2, wrap=recorder).checked()
+    first, second = (decode(recorder.down[at].frames[0]).weights("generator") for at in (0, len(LABELS)))
     initial = weights_of(method.generator(0, 3, 3))
     assert all(torch.equal(first[name], tensor) for name, tensor in initial.items())
     assert all(torch.equal(second[name], tensor) == untrained for name, tensor in initial.items())
@@ -184,9 +184,12 @@ def test_without_known_labels_nothing_is_generated(linears: Any) -> None:
 
 @pytest.mark.parametrize("weights", ["samples", "uniform"])
 def test_without_guidance_it_is_lg_fedavg(weights: Any) -> None:
-    with Lab(FedGen, {"guidance": 0.0, "allow_degenerate": True, "weights": weights, **SMALL}) as lab:
-        config = lab.config(rounds=3)
-        ours, plain = lab.run(config).whole(), lab.run(config, method=LGFedAvg(weights=weights)).whole()
+    with ToyFederation(FedGen, {"guidance": 0.0, "allow_degenerate": True, "weights": weights, **SMALL}) as toy:
+        config = toy.config(rounds=3)
+        ours, plain = (
+            toy.run(config).checked(),
+            toy.run(config, method=LGFedAvg(weights=weights)).checked(),
+        )
         theirs = plain.server["head"]
         head = ours.server["head"]
         assert isinstance(head, dict) and isinstance(theirs, dict)
@@ -198,8 +201,8 @@ def test_without_guidance_it_is_lg_fedavg(weights: Any) -> None:
 
 def test_guidance_does_something(linears: Any) -> None:
     makers = linears().several(*LABELS, seeds=["a", "b", "c"])
-    taught = play(stage(Handmade(FedGen(**SMALL), makers)), 2).whole()  # type: ignore[arg-type]
-    plain = play(stage(Handmade(LGFedAvg(), makers)), 2).whole()
+    taught = run_rounds(InMemoryClients(FedGen(**SMALL), makers), 2).checked()  # type: ignore[arg-type]
+    plain = run_rounds(InMemoryClients(LGFedAvg(), makers), 2).checked()
     mine, theirs = taught.client("0").weights("model"), plain.client("0").weights("model")
     assert not torch.allclose(mine["head.weight"], theirs["head.weight"])
 
@@ -222,16 +225,16 @@ def shares_sent(
     method: FedGen, linears: Any, turns: dict[int, tuple[str, ...]], wrap: Any = None
 ) -> list[list[float]]:
     """The shares that went down in every round."""
-    watching = Watching()
-    wrapped = (lambda engine: watching(wrap(engine))) if wrap else watching
-    play(
-        stage(Handmade(method, linears().several(*LABELS))),
+    recorder = RecordingEngine()
+    wrapped = (lambda engine: recorder(wrap(engine))) if wrap else recorder
+    run_rounds(
+        InMemoryClients(method, linears().several(*LABELS)),
         len(turns),
         wrap=wrapped,
         selected=lambda number: turns[number],
     )
     firsts = [sum(len(turns[n]) for n in range(1, number)) for number in turns]
-    return [decode(watching.down[at].frames[0]).tensor("shares").tolist() for at in firsts]
+    return [decode(recorder.down[at].frames[0]).tensor("shares").tolist() for at in firsts]
 
 
 def test_counts_are_pooled_over_those_who_told_them(linears: Any) -> None:
@@ -250,9 +253,9 @@ def test_counts_are_pooled_over_those_who_told_them(linears: Any) -> None:
 def test_counts_that_were_lost_are_told_again(linears: Any) -> None:
     # client 1 fails in round 1, so its counts are known only after round 2
     everyone = ("0", "1", "2")
-    breaking = Breaking(victims=lambda call, tasks: ["1"] if call.number == 1 else [])
+    faulty = FaultyEngine(failing_clients=lambda call, tasks: ["1"] if call.number == 1 else [])
     turns = dict.fromkeys((1, 2, 3), everyone)
-    sent = shares_sent(FedGen(**SMALL), linears, turns, wrap=breaking)  # type: ignore[arg-type]
+    sent = shares_sent(FedGen(**SMALL), linears, turns, wrap=faulty)  # type: ignore[arg-type]
     assert sent[1] == pytest.approx([3 / 5, 1 / 5, 1 / 5])
     assert sent[2] == pytest.approx([4 / 8, 3 / 8, 1 / 8])
 
@@ -263,12 +266,12 @@ def test_counts_that_were_lost_are_told_again(linears: Any) -> None:
 def test_bytes() -> None:
     # down: #h + #G, and C shares. G is two linear layers, and BatchNorm with four vectors and a counter of 8 bytes.
     # up: #h, and C counts once; the number of samples is a JSON scalar and weighs nothing but overhead.
-    features, classes, clients = 64, 4, len(SHARES)
+    features, classes, clients = 64, 4, len(CLASS_COUNTS)
     head = 4 * (features * classes + classes)
     linear = (classes + 32) * 512 + 512 + 512 * features + features
     generator = 4 * (linear + 4 * 512) + 8
-    with Lab(FedGen, {"generator_steps": 1}) as lab:
-        first, second = lab.run().whole().meters
+    with ToyFederation(FedGen, {"generator_steps": 1}) as toy:
+        first, second = toy.run().checked().round_stats
     down = {"head": clients * head, "generator": clients * generator, "shares": clients * 4 * classes}
     assert first.down == second.down == down
     assert first.up == {"head": clients * head, "samples": 0, "labels": clients * 4 * classes}

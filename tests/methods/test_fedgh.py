@@ -21,8 +21,8 @@ from polyfed.core.rng import generator, seeded
 from polyfed.errors import InputError
 from polyfed.methods.fedgh import FedGH
 from polyfed.models.split import SplitModel
-from polyfed.testing.rounds import Handmade, play, stage
-from polyfed.testing.toy_federation import SHARES, Lab
+from polyfed.testing.rounds import InMemoryClients, run_rounds
+from polyfed.testing.toy_federation import CLASS_COUNTS, ToyFederation
 
 LABELS = ([0, 0, 1], [0, 1, 1], [0, 2])
 
@@ -147,8 +147,8 @@ def test_clients_start_from_the_servers_head_and_send_means_of_the_trained_model
 def test_the_head_is_trained_unless_the_fault_is_asked_for(linears: Any) -> None:
     makers = linears().several(*LABELS, seeds=["a", "b", "c"])
     initial = weights_of(linears().model("a").head)
-    right = play(stage(Handmade(FedGH(), makers)), 2).whole().server["head"]
-    wrong = play(stage(Handmade(FedGH(untrained_head=True), makers)), 2).whole().server["head"]
+    right = run_rounds(InMemoryClients(FedGH(), makers), 2).checked().server["head"]
+    wrong = run_rounds(InMemoryClients(FedGH(untrained_head=True), makers), 2).checked().server["head"]
     assert isinstance(right, dict) and isinstance(wrong, dict)
     assert all(torch.equal(wrong[name], tensor) for name, tensor in initial.items())
     assert not any(torch.allclose(right[name], tensor) for name, tensor in initial.items())
@@ -157,7 +157,9 @@ def test_the_head_is_trained_unless_the_fault_is_asked_for(linears: Any) -> None
 def test_only_participants_teach_the_head(linears: Any) -> None:
     # Clients 0 and 1 have classes 0 and 1, so with the mask the row of class 2 stays; client 2 keeps all it had.
     makers = linears().several(*LABELS, seeds=["a", "b", "c"])
-    outcome = play(stage(Handmade(FedGH(mask_missing=True), makers)), 2, selected=lambda n: ("0", "1")).whole()
+    outcome = run_rounds(
+        InMemoryClients(FedGH(mask_missing=True), makers), 2, selected=lambda n: ("0", "1")
+    ).checked()
     head, initial = outcome.server["head"], weights_of(linears().model("a").head)
     assert isinstance(head, dict)
     assert torch.equal(head["weight"][2], initial["weight"][2])
@@ -168,18 +170,18 @@ def test_only_participants_teach_the_head(linears: Any) -> None:
 def test_bytes() -> None:
     # up: m_k (d + 1) numbers, the counts are the 1. down: #h = C d + C.
     features, classes = 64, 4
-    pairs = sum(count > 0 for share in SHARES for count in share)
-    with Lab(FedGH, {}) as lab:
-        meters = lab.run().whole().meters
-    for meter in meters:
-        assert meter.up == {"means": 4 * pairs * (features + 1)}
-        assert meter.down == {"head": 4 * len(SHARES) * (classes * features + classes)}
+    pairs = sum(count > 0 for share in CLASS_COUNTS for count in share)
+    with ToyFederation(FedGH, {}) as toy:
+        round_stats = toy.run().checked().round_stats
+    for stats in round_stats:
+        assert stats.up == {"means": 4 * pairs * (features + 1)}
+        assert stats.down == {"head": 4 * len(CLASS_COUNTS) * (classes * features + classes)}
 
 
 def test_small_classes_are_not_sent() -> None:
-    with Lab(FedGH, {"min_class_count": 5}) as lab:
-        first = lab.run().whole().meters[0]
-    assert first.up == {"means": 4 * sum(count >= 5 for share in SHARES for count in share) * 65}
+    with ToyFederation(FedGH, {"min_class_count": 5}) as toy:
+        first = toy.run().checked().round_stats[0]
+    assert first.up == {"means": 4 * sum(count >= 5 for share in CLASS_COUNTS for count in share) * 65}
 
 
 @pytest.mark.parametrize("field", ["server_lr", "server_epochs"])

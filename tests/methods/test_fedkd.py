@@ -18,9 +18,9 @@ from polyfed.core.payload import Payload
 from polyfed.errors import InputError
 from polyfed.methods.fedkd.method import FedKD
 from polyfed.models import ModelSpec, build
-from polyfed.testing.engine_wrappers import Breaking, Watching
-from polyfed.testing.rounds import Handmade, play, stage
-from polyfed.testing.toy_federation import Lab
+from polyfed.testing.engine_wrappers import FaultyEngine, RecordingEngine
+from polyfed.testing.rounds import InMemoryClients, run_rounds
+from polyfed.testing.toy_federation import ToyFederation
 
 LABELS = [0, 0, 1, 2, 2, 2]
 SHARED = ([0, 1, 2], [0, 0, 1, 2, 2])
@@ -42,11 +42,11 @@ def message(weights: Mapping[str, Tensor], energy: float = 1.0) -> Payload:
     return Payload({"auxiliary": "", "energy": energy, "mentee": weights, "update": {}})
 
 
-def received(watching: Watching) -> list[dict[str, Any]]:
+def received(recorder: RecordingEngine) -> list[dict[str, Any]]:
     """Every message that went down, as its fields and the client."""
     return [
         {"client": m.client, **{name: v for frame in m.frames for name, v in decode(frame).items()}}
-        for m in watching.down
+        for m in recorder.down
     ]
 
 
@@ -150,9 +150,9 @@ def test_gradients_are_clipped_one_by_one(linears: Any) -> None:
 def test_the_schedule(linears: Any) -> None:
     method = FedKD()
     assert method.energy(0.0) == 0.95 and method.energy(1.0) == pytest.approx(0.98)
-    watching = Watching()
-    play(stage(Handmade(method, several(linears(), *SHARED))), 3, wrap=watching).whole()
-    assert [m["energy"] for m in received(watching)] == pytest.approx([0.96] * 2 + [0.97] * 2 + [0.98] * 2)
+    recorder = RecordingEngine()
+    run_rounds(InMemoryClients(method, several(linears(), *SHARED)), 3, wrap=recorder).checked()
+    assert [m["energy"] for m in received(recorder)] == pytest.approx([0.96] * 2 + [0.97] * 2 + [0.98] * 2)
 
 
 def test_the_mentee_is_moved_by_the_mean_of_the_updates(linears: Any) -> None:
@@ -162,7 +162,7 @@ def test_the_mentee_is_moved_by_the_mean_of_the_updates(linears: Any) -> None:
         method = FedKD(energy_start=1.0, energy_end=1.0, weights=weights)  # type: ignore[arg-type]
         a, b = (method.train(maker(), message(start))["update"] for maker in makers)
         assert isinstance(a, dict) and isinstance(b, dict)
-        server: Any = play(stage(Handmade(method, makers))).whole().server["mentee"]
+        server: Any = run_rounds(InMemoryClients(method, makers)).checked().server["mentee"]
         for name in start:
             if name.endswith("num_batches_tracked"):
                 assert server[name].item() == 1
@@ -174,27 +174,27 @@ def test_all_mentees_are_equal_whatever_they_received(linears: Any) -> None:
     # Client 1 is away in round 2 and gets the whole mentee in round 3, client 0 only ever gets updates after round 1.
     make = linears(pixels=12, features=9)
     turns = {1: ("0", "1"), 2: ("0",), 3: ("0", "1")}
-    watching = Watching()
+    recorder = RecordingEngine()
     method = FedKD(energy_start=0.5, energy_end=0.6)
-    outcome = play(
-        stage(Handmade(method, several(make, *SHARED))), 3, wrap=watching, selected=lambda n: turns[n]
-    ).whole()
-    got = [(m["client"], bool(m["mentee"]), bool(m["update"])) for m in received(watching)]
+    outcome = run_rounds(
+        InMemoryClients(method, several(make, *SHARED)), 3, wrap=recorder, selected=lambda n: turns[n]
+    ).checked()
+    got = [(m["client"], bool(m["mentee"]), bool(m["update"])) for m in received(recorder)]
     whole, update = (True, False), (False, True)
     assert got == [("0", *whole), ("1", *whole), ("0", *update), ("0", *update), ("1", *whole)]
     held: list[Any] = [outcome.client(k)["state"] for k in "01"]
     for name, tensor in held[0]["mentee"].items():
         assert torch.equal(tensor, held[1]["mentee"][name])
-    factors = [m["update"]["backbone.1.weight"] for m in received(watching) if m["update"]]
+    factors = [m["update"]["backbone.1.weight"] for m in received(recorder) if m["update"]]
     assert all(isinstance(part, Mapping) for part in factors)  # it was compressed at all
 
 
 def test_a_client_that_failed_receives_the_whole_mentee(linears: Any) -> None:
-    watching = Watching()
-    breaking = Breaking(victims=lambda call, tasks: ["1"] if call.number == 2 else [])
-    play(stage(Handmade(FedKD(), several(linears(), *SHARED))), 4, wrap=lambda engine: breaking(watching(engine)))
-    assert [broken[:2] for broken in breaking.broken] == [(2, "1")]
-    whole = [bool(m["mentee"]) for m in received(watching) if m["client"] == "1"]
+    recorder = RecordingEngine()
+    faulty = FaultyEngine(failing_clients=lambda call, tasks: ["1"] if call.number == 2 else [])
+    run_rounds(InMemoryClients(FedKD(), several(linears(), *SHARED)), 4, wrap=lambda engine: faulty(recorder(engine)))
+    assert [broken[:2] for broken in faulty.injected] == [(2, "1")]
+    whole = [bool(m["mentee"]) for m in received(recorder) if m["client"] == "1"]
     assert whole == [True, False, True, False]
 
 
@@ -203,23 +203,23 @@ def test_bytes_by_hand(linears: Any) -> None:
     # features and 3 classes: 6 + 8 + 1 and 3 + 6 + 1 numbers for the matrices, 6 and 3 for the biases, 34 in all.
     # Whole: 48 + 6 + 18 + 3 = 75. The mean of one client's update has rank 1 too, so 34 go down as well.
     make = linears(pixels=8, features=6)
-    outcome = play(stage(Handmade(FedKD(), several(make, [1]))), 2).whole()
-    assert outcome.meters[0].down == {"auxiliary": 0, "energy": 0, "mentee": 4 * 75, "update": 0}
-    assert outcome.meters[1].down == {"auxiliary": 0, "energy": 0, "mentee": 0, "update": 4 * 34}
-    for meter in outcome.meters:
-        assert meter.up == {"update": 4 * 34, "samples": 0}
+    outcome = run_rounds(InMemoryClients(FedKD(), several(make, [1])), 2).checked()
+    assert outcome.round_stats[0].down == {"auxiliary": 0, "energy": 0, "mentee": 4 * 75, "update": 0}
+    assert outcome.round_stats[1].down == {"auxiliary": 0, "energy": 0, "mentee": 0, "update": 4 * 34}
+    for stats in outcome.round_stats:
+        assert stats.up == {"update": 4 * 34, "samples": 0}
 
 
 def test_bytes_never_exceed_the_whole_mentee() -> None:
     mentee = build(ModelSpec("tiny-mobile"), shape=(1, 8, 8), classes=4)
     whole = sum(t.numel() * t.element_size() for t in mentee.state_dict().values())
-    with Lab(FedKD, {}) as lab:
-        outcome = lab.run(lab.config(rounds=3)).whole()
-    assert outcome.meters[0].down["mentee"] == 5 * whole
-    for meter in outcome.meters:
-        assert 0 < meter.up["update"] < 5 * whole
-    for meter in outcome.meters[1:]:
-        assert meter.down["mentee"] == 0 and 0 < meter.down["update"] < 5 * whole
+    with ToyFederation(FedKD, {}) as toy:
+        outcome = toy.run(toy.config(rounds=3)).checked()
+    assert outcome.round_stats[0].down["mentee"] == 5 * whole
+    for stats in outcome.round_stats:
+        assert 0 < stats.up["update"] < 5 * whole
+    for stats in outcome.round_stats[1:]:
+        assert stats.down["mentee"] == 0 and 0 < stats.down["update"] < 5 * whole
 
 
 def test_the_map_is_learned_and_kept(linears: Any) -> None:

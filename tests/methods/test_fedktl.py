@@ -22,9 +22,9 @@ from polyfed.errors import PayloadError
 from polyfed.methods.fedktl.simplex import BANDWIDTHS, arcface, feature_transformer, mmd, simplex_etf
 from polyfed.methods.fedktl_lite import FedKTLLite
 from polyfed.models.generators import RandomConvGenerator
-from polyfed.testing.engine_wrappers import Breaking, Watching
-from polyfed.testing.rounds import Handmade, play, stage
-from polyfed.testing.toy_federation import Lab
+from polyfed.testing.engine_wrappers import FaultyEngine, RecordingEngine
+from polyfed.testing.rounds import InMemoryClients, run_rounds
+from polyfed.testing.toy_federation import ToyFederation
 from polyfed.training.cycle import cycled
 
 FAST = {"server_epochs": 3}
@@ -252,12 +252,12 @@ def test_one_upload_alone_and_none_are_no_reason_to_fail() -> None:
 def test_no_pair_before_a_report_and_the_last_centroid_after_it(linears: Any) -> None:
     # Client 0 has class 0, client 1 has classes 1 and 2. Only 0 is in round 1, only 1 in rounds 2 and 3.
     makers = linears().several([0, 0], [1, 1, 2], seeds=["a", "b"])
-    watching = Watching()
+    recorder = RecordingEngine()
     method = FedKTLLite(latent_width=8, server_epochs=3)
-    outcome = play(
-        stage(Handmade(method, makers)), 3, selected=lambda n: ("0",) if n == 1 else ("1",), wrap=watching
-    ).whole()
-    sent = [{k: v for frame in seen.frames for k, v in decode(frame).items()} for seen in watching.down]
+    outcome = run_rounds(
+        InMemoryClients(method, makers), 3, selected=lambda n: ("0",) if n == 1 else ("1",), wrap=recorder
+    ).checked()
+    sent = [{k: v for frame in seen.frames for k, v in decode(frame).items()} for seen in recorder.down]
     assert [message["latents"].classes.tolist() for message in sent] == [[], [0], [0, 1, 2]]  # type: ignore[union-attr]
     assert ["images" in message for message in sent] == [False, True, True]
     assert ["simplex" in message and "projection" in message for message in sent] == [True, True, False]
@@ -269,22 +269,22 @@ def test_no_pair_before_a_report_and_the_last_centroid_after_it(linears: Any) ->
 
 def test_who_failed_is_introduced_again(linears: Any) -> None:
     makers = linears().several([0, 0], [1, 1, 2], seeds=["a", "b"])
-    watching = Watching()
-    breaking = Breaking(victims=lambda call, tasks: ["1"] if call.round == 1 else [])
-    play(
-        stage(Handmade(FedKTLLite(latent_width=8, server_epochs=1), makers)), 3, wrap=lambda e: watching(breaking(e))
+    recorder = RecordingEngine()
+    faulty = FaultyEngine(failing_clients=lambda call, tasks: ["1"] if call.round == 1 else [])
+    run_rounds(
+        InMemoryClients(FedKTLLite(latent_width=8, server_epochs=1), makers), 3, wrap=lambda e: recorder(faulty(e))
     )
     introduced = [
-        (seen.client, any("simplex" in dict(decode(frame)) for frame in seen.frames)) for seen in watching.down
+        (seen.client, any("simplex" in dict(decode(frame)) for frame in seen.frames)) for seen in recorder.down
     ]
     assert introduced == [("0", True), ("1", True), ("0", False), ("1", True), ("0", False), ("1", False)]
 
 
 def test_bytes() -> None:
-    # Lab: 5 clients, 12 present classes in all, C = 4 classes, d = 64, images of 1x8x8; H = 64.
+    # ToyFederation: 5 clients, 12 present classes in all, C = 4 classes, d = 64, images of 1x8x8; H = 64.
     # up: m_k (C + 1). down: once C * C and the projection's H d + H; from round 2 on C (image + H).
-    with Lab(FedKTLLite, FAST) as lab:
-        first, second = lab.run().whole().meters
+    with ToyFederation(FedKTLLite, FAST) as toy:
+        first, second = toy.run().checked().round_stats
     sizes = {"channels": 0, "height": 0, "width": 0}
     assert first.up == second.up == {"directions": 4 * 12 * (4 + 1), **sizes}
     assert first.down == {"latents": 0, "simplex": 5 * 4 * 16, "projection": 5 * 4 * (64 * 64 + 64)}
@@ -295,6 +295,6 @@ def test_guidance_does_something_and_none_is_training_against_the_simplex_alone(
     models = {}
     for guidance in (0.0, 50.0):
         fields = {"guidance": guidance, "allow_degenerate": True, **FAST}
-        with Lab(FedKTLLite, fields) as lab:
-            models[guidance] = lab.run().whole().client("0").weights("model")
+        with ToyFederation(FedKTLLite, fields) as toy:
+            models[guidance] = toy.run().checked().client("0").weights("model")
     assert any(not torch.equal(models[0.0][name], models[50.0][name]) for name in models[0.0])

@@ -16,7 +16,7 @@ from polyfed.errors import InputError
 from polyfed.methods.fedktl.method import FedKTL
 from polyfed.methods.fedktl_lite import FedKTLLite
 from polyfed.models.generators import RandomConvGenerator, TextureGenerator, checksum, load_generator, resized
-from polyfed.testing.toy_federation import Lab
+from polyfed.testing.toy_federation import ToyFederation
 
 SOURCE = """
 import torch
@@ -123,8 +123,8 @@ def test_a_wrong_generator_is_refused_in_one_sentence(
     fields = trained_generator(tmp_path, source or SOURCE) | changed
     if source:
         fields["sha256"] = checksum(tmp_path / "small.safetensors")
-    with Lab(FedKTL, fields) as lab, pytest.raises(InputError, match=said):
-        lab.run()
+    with ToyFederation(FedKTL, fields) as toy, pytest.raises(InputError, match=said):
+        toy.run()
 
 
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
@@ -149,8 +149,11 @@ def test_the_stand_in_takes_a_generator_without_a_certificate(tmp_path: Path) ->
     with pytest.raises(InputError, match=r"^method.checkpoint is empty, but method.generator is 'trained'"):
         FedKTLLite(generator="trained", source="x.py", pretraining="y")
     textures = {"generator": "texture", "latent_width": 12}
-    with Lab(FedKTLLite, textures) as lab, pytest.raises(InputError, match=r"^method.latent_width is 12; .* of 8"):
-        lab.run()
+    with (
+        ToyFederation(FedKTLLite, textures) as toy,
+        pytest.raises(InputError, match=r"^method.latent_width is 12; .* of 8"),
+    ):
+        toy.run()
 
 
 def test_no_guidance_is_refused_unless_it_is_meant() -> None:
@@ -162,9 +165,9 @@ def test_no_guidance_is_refused_unless_it_is_meant() -> None:
 @pytest.mark.parametrize("name", ["fedktl", "fedktl-lite"])
 def test_the_result_says_what_generator_it_stands_on(tmp_path: Path, name: str) -> None:
     fields = FAST | (trained_generator(tmp_path) if name == "fedktl" else {"generator": "texture"})
-    with Lab(catalogue.load(name), fields) as lab:
-        folder = lab.new_folder()
-        lab.experiment(lab.settings(), folder)
+    with ToyFederation(catalogue.load(name), fields) as toy:
+        folder = toy.new_folder()
+        toy.experiment(toy.settings(), folder)
         events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     said = [event for event in events if "faithful" in event]
     assert len(said) == 1

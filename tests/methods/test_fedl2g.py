@@ -23,8 +23,8 @@ from polyfed.methods.fedl2g.guidance_gradient import Batch, guidance_gradient
 from polyfed.methods.fedl2g.method import FedL2G
 from polyfed.models import ModelSpec, SplitModel, build
 from polyfed.models.catalogue import ARCHITECTURES
-from polyfed.testing.rounds import Handmade, Outcome, play, stage
-from polyfed.testing.toy_federation import SHARES, Lab
+from polyfed.testing.rounds import InMemoryClients, Outcome, run_rounds
+from polyfed.testing.toy_federation import CLASS_COUNTS, ToyFederation
 
 Space = Literal["logit", "feature"]
 SPACES: tuple[Space, ...] = ("logit", "feature")
@@ -383,22 +383,22 @@ def test_study_and_quiz_share_the_training_data(n: int, size: int, wanted: int) 
 
 
 def vectors_after(method: FedL2G, rounds: int = 1, **options: Any) -> Outcome:
-    with Lab(FedL2G, {}) as lab:
-        return lab.run(lab.config(rounds=rounds), method=method, **options).whole()
+    with ToyFederation(FedL2G, {}) as toy:
+        return toy.run(toy.config(rounds=rounds), method=method, **options).checked()
 
 
 def test_warm_up_moves_the_vectors_and_no_model() -> None:  # test 8
-    with Lab(FedL2G, {}) as lab:
-        config = lab.config(rounds=3)
-        initial = {name: weights_of(lab.federation(config).make(name).model) for name in "01234"}
-        warm = lab.run(config, method=FedL2G(warmup=3)).whole()
-        after = lab.run(config, method=FedL2G(warmup=2)).whole()
+    with ToyFederation(FedL2G, {}) as toy:
+        config = toy.config(rounds=3)
+        initial = {name: weights_of(toy.federation(config).make(name).model) for name in "01234"}
+        warm = toy.run(config, method=FedL2G(warmup=3)).checked()
+        after = toy.run(config, method=FedL2G(warmup=2)).checked()
         for name, start in initial.items():
             still, moved = warm.client(name).weights("model"), after.client(name).weights("model")
             assert all(torch.equal(still[key], start[key]) for key in start)
             assert not all(torch.equal(moved[key], start[key]) for key in start)
     assert not torch.equal(warm.server["vectors"], warm.server["start"])  # type: ignore[arg-type]
-    assert [meter.task_loss() for meter in warm.meters] == [None] * 3
+    assert [stats.task_loss() for stats in warm.round_stats] == [None] * 3
 
 
 @pytest.mark.parametrize(("rounds", "longest"), [(2, 0), (10, 1), (500, 50), (1000, 50)])
@@ -413,7 +413,7 @@ def test_warm_up_is_a_tenth_of_the_rounds_and_at_most_50(rounds: int, longest: i
             return {}
 
     makers = linears().several([0, 1])
-    server = Server(Handmade(FedL2G(), makers).roster(), 3, rounds, 0, lambda spec: makers[0]().model)
+    server = Server(InMemoryClients(FedL2G(), makers).roster(), 3, rounds, 0, lambda spec: makers[0]().model)
     FedL2G().init(server)
     for server.round in (max(1, longest), longest + 1):
         FedL2G().round(server, Listening())  # type: ignore[arg-type]
@@ -453,23 +453,23 @@ def test_the_server_steps_against_the_gradient() -> None:
 @pytest.mark.parametrize("space", SPACES)
 def test_bytes_and_no_more_than_the_prototype_methods(space: Space) -> None:  # test 12
     rival = {"logit": "feddistill", "feature": "fedproto"}[space]
-    width, clients = {"logit": 4, "feature": 64}[space], len(SHARES)
-    with Lab(FedL2G, {}) as lab:
-        config = lab.config(rounds=3)
+    width, clients = {"logit": 4, "feature": 64}[space], len(CLASS_COUNTS)
+    with ToyFederation(FedL2G, {}) as toy:
+        config = toy.config(rounds=3)
         method = FedL2G(space=space)
-        outcome = lab.run(config, method=method).whole()
-        made = lab.federation(config, method)
-        theirs = lab.run(config, method=catalogue.make({"name": rival})).whole()
-        for number, meter in enumerate(outcome.meters, 1):
+        outcome = toy.run(config, method=method).checked()
+        made = toy.federation(config, method)
+        theirs = toy.run(config, method=catalogue.make({"name": rival})).checked()
+        for number, stats in enumerate(outcome.round_stats, 1):
             rows = 0
             for name in made.names:
                 client = made.make(name)
                 client.seed, client.round, client.step = made.seed, number, "quiz_feedback"
                 (drawn,) = method.study_batches_of(client, method.share(client)[0])
                 rows += len(set(drawn[1].tolist()))
-            assert meter.up == {"gradient": 4 * rows * width}
-            assert meter.down == {"vectors": 4 * clients * 4 * width}
-    for mine, other in zip(outcome.meters[1:], theirs.meters[1:], strict=True):
+            assert stats.up == {"gradient": 4 * rows * width}
+            assert stats.down == {"vectors": 4 * clients * 4 * width}
+    for mine, other in zip(outcome.round_stats[1:], theirs.round_stats[1:], strict=True):
         assert sum(mine.up.values()) < sum(other.up.values())
         assert sum(mine.down.values()) <= sum(other.down.values())
 
@@ -501,7 +501,7 @@ def test_a_diverged_model_sends_nothing_and_is_counted(linears: Any) -> None:
         return client
 
     makers = [lambda: linears().client("0", LABELS), broken]
-    outcome = play(stage(Handmade(FedL2G(warmup=1), makers))).whole()
+    outcome = run_rounds(InMemoryClients(FedL2G(warmup=1), makers)).checked()
     assert isinstance(outcome.server["vectors"], Tensor) and bool(torch.isfinite(outcome.server["vectors"]).all())
     assert outcome.server["updates"].tolist() == [1, 1, 1]  # type: ignore[union-attr]
 
@@ -512,8 +512,8 @@ def test_controls_never_learn_and_send_nothing_up() -> None:
         outcome = vectors_after(FedL2G(guidance=guidance), 2)
         start = learned["start"] if guidance == "frozen-random" else torch.zeros(4, 4)
         assert torch.equal(outcome.server["vectors"], start)  # type: ignore[arg-type]
-        assert [meter.up for meter in outcome.meters] == [{}, {}]
-        assert all(meter.task_loss() is not None for meter in outcome.meters)
+        assert [stats.up for stats in outcome.round_stats] == [{}, {}]
+        assert all(stats.task_loss() is not None for stats in outcome.round_stats)
 
 
 def test_several_study_batches_are_averaged(linears: Any) -> None:
@@ -568,12 +568,12 @@ def test_refusals(fields: dict[str, Any], said: str) -> None:
 
 def test_features_of_different_widths_need_logits() -> None:
     models = {"group": ["tiny-cnn", {"name": "tiny-cnn", "feature_dim": 32}]}
-    with Lab(FedL2G, {"space": "feature"}) as lab:
-        settings_ = lab.settings(SHARES[:2], models=models)
+    with ToyFederation(FedL2G, {"space": "feature"}) as toy:
+        settings_ = toy.settings(CLASS_COUNTS[:2], models=models)
         with pytest.raises(InputError, match=r"space: feature needs one feature width, .*would work: space: logit"):
-            lab.experiment(settings_)
-    with Lab(FedL2G, {}) as lab:
-        lab.experiment(lab.settings(SHARES[:2], models=models))
+            toy.experiment(settings_)
+    with ToyFederation(FedL2G, {}) as toy:
+        toy.experiment(toy.settings(CLASS_COUNTS[:2], models=models))
 
 
 def test_a_run_records_and_keeps_the_vectors() -> None:
@@ -581,9 +581,9 @@ def test_a_run_records_and_keeps_the_vectors() -> None:
 
     from polyfed.runs.folder import RunFolder
 
-    with Lab(FedL2G, {}) as lab:
-        folder = lab.new_folder()
-        lab.experiment(lab.settings(), folder)
+    with ToyFederation(FedL2G, {}) as toy:
+        folder = toy.new_folder()
+        toy.experiment(toy.settings(), folder)
         events = [event for event in RunFolder(folder).events() if event.get("kind") == "guidance"]
         kept = load_file(str(next(folder.glob("artifacts/guiding_vectors-*.safetensors"))))
     assert [event["round"] for event in events] == [1, 2]
@@ -598,9 +598,9 @@ def test_features_pass_the_telling_checks_too(check: str) -> None:
 
 def test_unlearned_vectors_can_be_masked_from_the_first_round_on() -> None:
     # In the warm-up only the vectors learn, and what says which of them have learnt comes down all the same.
-    with Lab(FedL2G, {"mask_unlearned": True, "warmup": 1}) as lab:
-        outcome = lab.run()
-    assert not any(meter.failures for meter in outcome.meters)
+    with ToyFederation(FedL2G, {"mask_unlearned": True, "warmup": 1}) as toy:
+        outcome = toy.run()
+    assert not any(stats.failures for stats in outcome.round_stats)
 
 
 @pytest.mark.parametrize("name", ["clip_norm", "server_clip_norm", "server_lr", "weight"])

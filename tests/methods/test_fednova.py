@@ -12,8 +12,8 @@ from polyfed.core.payload import Payload
 from polyfed.errors import InputError
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.fednova import FedNova
-from polyfed.testing.rounds import Handmade, play, stage
-from polyfed.testing.toy_federation import SHARES, Lab
+from polyfed.testing.rounds import InMemoryClients, run_rounds
+from polyfed.testing.toy_federation import CLASS_COUNTS, ToyFederation
 from polyfed.training import TrainSettings
 
 LABELS = ([0, 1, 2], [0, 0, 1, 2, 2])
@@ -30,17 +30,17 @@ LABELS = ([0, 1, 2], [0, 0, 1, 2, 2])
     ids=["batchnorm", "plain", "stages", "widths"],
 )
 def test_equal_numbers_of_steps_are_fedavg_to_the_last_bit(weights: Any, changed: dict[str, Any]) -> None:
-    with Lab(FedNova, {}) as lab:
-        config = lab.config(train={"batch_size": 4, "lr": 0.05, "momentum": 0.9, "steps": 3}, **changed)
-        nova = lab.run(config, method=FedNova(weights=weights)).whole()
-        avg = lab.run(config, method=FedAvg(weights=weights)).whole()
+    with ToyFederation(FedNova, {}) as toy:
+        config = toy.config(train={"batch_size": 4, "lr": 0.05, "momentum": 0.9, "steps": 3}, **changed)
+        nova = toy.run(config, method=FedNova(weights=weights)).checked()
+        avg = toy.run(config, method=FedAvg(weights=weights)).checked()
     assert nova.hash == avg.hash
 
 
 def test_unequal_numbers_of_steps_are_not_fedavg() -> None:
-    with Lab(FedNova, {}) as lab:
-        config = lab.config(((16, 0, 0, 0), *SHARES[1:]))
-        assert lab.run(config).whole().hash != lab.run(config, method=FedAvg()).whole().hash
+    with ToyFederation(FedNova, {}) as toy:
+        config = toy.config(((16, 0, 0, 0), *CLASS_COUNTS[1:]))
+        assert toy.run(config).checked().hash != toy.run(config, method=FedAvg()).checked().hash
 
 
 def test_the_normalised_mean_by_hand(linears: Any) -> None:
@@ -55,10 +55,10 @@ def test_the_normalised_mean_by_hand(linears: Any) -> None:
         got: Any = method.train(client, Payload({"model": start}))
         assert got["normaliser"] == [2.0, 1.0][k]
         changes.append({n: t - start[n] for n, t in got["model"].items()})
-    outcome = play(stage(Handmade(method, make.several(*LABELS)))).whole()
-    fixed = play(stage(Handmade(FedNova(weights="uniform", epochs=[2, 1], tau_eff=6.0), make.several(*LABELS))))
+    outcome = run_rounds(InMemoryClients(method, make.several(*LABELS))).checked()
+    fixed = run_rounds(InMemoryClients(FedNova(weights="uniform", epochs=[2, 1], tau_eff=6.0), make.several(*LABELS)))
     after: Any = outcome.server["model"]
-    longer: Any = fixed.whole().server["model"]
+    longer: Any = fixed.checked().server["model"]
     for name, old in start.items():
         direction = (changes[0][name] / 2 + changes[1][name]) / 2
         assert torch.allclose(after[name], old + 1.5 * direction, rtol=1e-5, atol=1e-7)
@@ -73,7 +73,7 @@ def test_who_takes_more_steps_does_not_pull_harder(linears: Any) -> None:
 
     def moved(epochs: list[int]) -> torch.Tensor:
         method = FedNova(weights="uniform", epochs=epochs)
-        model: Any = play(stage(Handmade(method, make.several(*LABELS)))).whole().server["model"]
+        model: Any = run_rounds(InMemoryClients(method, make.several(*LABELS))).checked().server["model"]
         change: torch.Tensor = (model["head.weight"] - start).flatten()
         return torch.nn.functional.normalize(change, dim=0)
 
@@ -83,9 +83,11 @@ def test_who_takes_more_steps_does_not_pull_harder(linears: Any) -> None:
 
 def test_who_took_no_step_is_left_out(linears: Any) -> None:
     make = linears()
-    both = play(stage(Handmade(FedNova(epochs=[0, 2]), make.several(*LABELS)))).whole()
-    alone = play(stage(Handmade(FedNova(epochs=[0, 2]), make.several(*LABELS))), selected=lambda n: ("1",)).whole()
-    idle = play(stage(Handmade(FedNova(epochs=[0, 0]), make.several(*LABELS)))).whole()
+    both = run_rounds(InMemoryClients(FedNova(epochs=[0, 2]), make.several(*LABELS))).checked()
+    alone = run_rounds(
+        InMemoryClients(FedNova(epochs=[0, 2]), make.several(*LABELS)), selected=lambda n: ("1",)
+    ).checked()
+    idle = run_rounds(InMemoryClients(FedNova(epochs=[0, 0]), make.several(*LABELS))).checked()
     one: Any = both.server["model"]
     other: Any = alone.server["model"]
     still: Any = idle.server["model"]
@@ -122,16 +124,16 @@ def test_momentum_normaliser_is_what_momentum_does() -> None:
     ],
 )
 def test_unknown_normalisers_are_refused_before_anything_runs(fields: Any, train: Any, said: str) -> None:
-    with Lab(FedNova, fields) as lab:
-        folder = lab.new_folder()
+    with ToyFederation(FedNova, fields) as toy:
+        folder = toy.new_folder()
         with pytest.raises(InputError, match=said):
-            lab.experiment(lab.settings(train=train), folder)
+            toy.experiment(toy.settings(train=train), folder)
         assert not folder.exists()
 
 
 def test_adam_with_step_counts_runs() -> None:
-    with Lab(FedNova, {"allow_step_count": True}) as lab:
-        outcome = lab.run(lab.config(train={"optimizer": "adam", "batch_size": 8})).whole()
+    with ToyFederation(FedNova, {"allow_step_count": True}) as toy:
+        outcome = toy.run(toy.config(train={"optimizer": "adam", "batch_size": 8})).checked()
     assert outcome.ledger.digests
 
 

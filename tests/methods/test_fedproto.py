@@ -15,8 +15,8 @@ from polyfed.core.payload import Payload
 from polyfed.errors import InputError
 from polyfed.methods.fedproto import FedProto
 from polyfed.methods.local import Local
-from polyfed.testing.rounds import Handmade, play, stage
-from polyfed.testing.toy_federation import Lab
+from polyfed.testing.rounds import InMemoryClients, run_rounds
+from polyfed.testing.toy_federation import ToyFederation
 
 LABELS = [0, 0, 1, 2, 2, 2]
 SHARED = ([0, 0, 1], [0, 1, 1], [0, 2])
@@ -82,8 +82,10 @@ def test_prediction_is_the_nearest_prototype_by_brute_force(linears: Any) -> Non
 
 def test_a_class_unseen_this_round_keeps_its_prototype(linears: Any) -> None:
     makers = linears(settings={"epochs": 0}).several(*SHARED, seeds=["a", "b", "c"])
-    first = play(stage(Handmade(FedProto(), makers)), 1, selected=lambda n: ("2",)).whole()
-    both = play(stage(Handmade(FedProto(), makers)), 2, selected=lambda n: ("2",) if n == 1 else ("0", "1")).whole()
+    first = run_rounds(InMemoryClients(FedProto(), makers), 1, selected=lambda n: ("2",)).checked()
+    both = run_rounds(
+        InMemoryClients(FedProto(), makers), 2, selected=lambda n: ("2",) if n == 1 else ("0", "1")
+    ).checked()
     before, after = first.server["prototypes"], both.server["prototypes"]
     assert isinstance(before, ClassTable) and isinstance(after, ClassTable)
     assert before.classes.tolist() == [0, 2] and after.classes.tolist() == [0, 1, 2]
@@ -99,8 +101,10 @@ def test_counts_give_the_mean_over_the_union_and_uniform_the_mean_of_means(linea
     clients = [make.client(str(k), labels) for k, labels in enumerate(SHARED)]
     f = torch.cat([c.model.features(c.train.images.float() / 255).detach() for c in clients])
     y = torch.cat([c.train.labels for c in clients])
-    by_counts = play(stage(Handmade(FedProto(weights="counts"), make.several(*SHARED)))).whole().server["prototypes"]
-    uniform = play(stage(Handmade(FedProto(), make.several(*SHARED)))).whole().server["prototypes"]
+    by_counts = (
+        run_rounds(InMemoryClients(FedProto(weights="counts"), make.several(*SHARED))).checked().server["prototypes"]
+    )
+    uniform = run_rounds(InMemoryClients(FedProto(), make.several(*SHARED))).checked().server["prototypes"]
     assert isinstance(by_counts, ClassTable) and isinstance(uniform, ClassTable)
     for c in range(3):
         assert torch.allclose(by_counts.values[c], f[y == c].mean(0), rtol=1e-5, atol=1e-6)
@@ -130,9 +134,9 @@ def test_prototypes_come_from_after_training_or_from_within(linears: Any) -> Non
 @pytest.mark.parametrize("fields", [{}, {"weights": "counts"}, {"collect": "online"}])
 def test_without_guidance_the_models_are_those_of_local_training(fields: dict[str, Any]) -> None:
     given = {"guidance": 0.0, "allow_degenerate": True, **fields}
-    with Lab(FedProto, given) as lab:
-        config = lab.config(rounds=3)
-        guided, local = lab.run(config).whole(), lab.run(config, method=Local()).whole()
+    with ToyFederation(FedProto, given) as toy:
+        config = toy.config(rounds=3)
+        guided, local = toy.run(config).checked(), toy.run(config, method=Local()).checked()
         for k in "01234":
             mine, theirs = guided.client(k).weights("model"), local.client(k).weights("model")
             assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
@@ -140,8 +144,8 @@ def test_without_guidance_the_models_are_those_of_local_training(fields: dict[st
 
 def test_guidance_does_something(linears: Any) -> None:
     makers = linears().several(*SHARED, seeds=["a", "b", "c"])
-    guided = play(stage(Handmade(FedProto(guidance=5.0), makers)), 2).whole()
-    local = play(stage(Handmade(Local(), makers)), 2).whole()
+    guided = run_rounds(InMemoryClients(FedProto(guidance=5.0), makers), 2).checked()
+    local = run_rounds(InMemoryClients(Local(), makers), 2).checked()
     name = "backbone.1.weight"
     assert not torch.allclose(guided.client("0").weights("model")[name], local.client("0").weights("model")[name])
 

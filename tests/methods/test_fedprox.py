@@ -12,18 +12,18 @@ from polyfed.core.payload import Payload
 from polyfed.errors import InputError
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.fedprox import FedProx
-from polyfed.testing.rounds import Handmade, play, stage
-from polyfed.testing.toy_federation import Lab
+from polyfed.testing.rounds import InMemoryClients, run_rounds
+from polyfed.testing.toy_federation import ToyFederation
 from polyfed.training.losses import squared_distance
 
 LABELS = ([0, 1, 2], [0, 0, 1, 2, 2])
 
 
 def test_without_weight_it_is_fedavg_to_the_last_bit() -> None:
-    with Lab(FedProx, {"mu": 0.0, "allow_degenerate": True}) as lab:
-        fedavg = lab.run(method=FedAvg()).whole().hash
-        assert lab.run().whole().hash == fedavg
-        assert lab.run(method=FedProx()).whole().hash != fedavg
+    with ToyFederation(FedProx, {"mu": 0.0, "allow_degenerate": True}) as toy:
+        fedavg = toy.run(method=FedAvg()).checked().hash
+        assert toy.run().checked().hash == fedavg
+        assert toy.run(method=FedProx()).checked().hash != fedavg
 
 
 def test_the_terms_gradient_is_mu_times_the_offset() -> None:
@@ -68,7 +68,7 @@ def test_a_larger_weight_keeps_clients_nearer(linears: Any) -> None:
 
 def test_every_client_may_have_its_own_number_of_epochs(linears: Any) -> None:
     makers = linears().several(*LABELS)
-    outcome = play(stage(Handmade(FedProx(epochs=[0, 3]), makers))).whole()
+    outcome = run_rounds(InMemoryClients(FedProx(epochs=[0, 3]), makers)).checked()
     lazy, busy = (outcome.client(k).weights("model") for k in "01")
     assert all(torch.equal(t, lazy[n]) for n, t in weights_of(linears().model()).items())
     assert not torch.equal(busy["head.weight"], lazy["head.weight"])
@@ -91,4 +91,4 @@ def test_wrong_fields_are_refused(fields: dict[str, Any], said: str) -> None:
 
 def test_epochs_for_other_clients_are_refused(linears: Any) -> None:
     with pytest.raises(InputError, match="3 entries for 2 clients"):
-        play(stage(Handmade(FedProx(epochs=[1, 1, 1]), linears().several(*LABELS))))
+        run_rounds(InMemoryClients(FedProx(epochs=[1, 1, 1]), linears().several(*LABELS)))

@@ -13,8 +13,8 @@ from polyfed.core.one_model import cut_of
 from polyfed.core.payload import Payload
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.fedrolex import FedRolex
-from polyfed.testing.engine_wrappers import Watching
-from polyfed.testing.toy_federation import SHARES, Lab
+from polyfed.testing.engine_wrappers import RecordingEngine
+from polyfed.testing.toy_federation import CLASS_COUNTS, ToyFederation
 
 STEM = "backbone.trunk.stem.0.conv.weight"
 LAST = "backbone.trunk.block.layers.1.conv.weight"
@@ -23,8 +23,8 @@ WIDEN = "backbone.trunk.widen.conv.weight"
 
 def test_over_all_rounds_every_channel_is_kept_equally_often() -> None:
     # K = 24 outputs of which m = 12 are kept, 64 of which 32: over K rounds every one m times.
-    with Lab(FedRolex, {}) as lab:
-        server = server_of(lab)
+    with ToyFederation(FedRolex, {}) as toy:
+        server = server_of(toy)
         model = server.memory.weights("model")
         kept = {STEM: torch.zeros(24, dtype=torch.int64), WIDEN: torch.zeros(64, dtype=torch.int64)}
         for server.round in range(1, 65):
@@ -41,33 +41,33 @@ def test_over_all_rounds_every_channel_is_kept_equally_often() -> None:
 
 
 def test_with_all_widths_1_it_is_fedavg_to_the_last_bit() -> None:
-    with Lab(FedRolex, PLAIN) as lab:
-        config = lab.config(models={"group": [WHOLE]})
-        rolled = lab.run(config).whole().server["model"]
-        whole = lab.run(config, method=FedAvg(weights="uniform")).whole().server["model"]
+    with ToyFederation(FedRolex, PLAIN) as toy:
+        config = toy.config(models={"group": [WHOLE]})
+        rolled = toy.run(config).checked().server["model"]
+        whole = toy.run(config, method=FedAvg(weights="uniform")).checked().server["model"]
     assert isinstance(rolled, dict) and isinstance(whole, dict)
     assert all(torch.equal(rolled[name], whole[name]) for name in whole)
 
 
 def test_clients_train_the_rounds_window_and_the_rest_keeps_its_bits() -> None:
-    with Lab(FedRolex, {**PLAIN}) as lab:
-        watching = Watching()
-        outcome = lab.run(lab.config(rounds=1), wrap=watching, selected=lambda number: ("0",)).whole()
-        before = server_of(lab).memory.weights("model")
+    with ToyFederation(FedRolex, {**PLAIN}) as toy:
+        recorder = RecordingEngine()
+        outcome = toy.run(toy.config(rounds=1), wrap=recorder, selected=lambda number: ("0",)).checked()
+        before = server_of(toy).memory.weights("model")
     after: Any = outcome.server["model"]
     window, rest = torch.arange(1, 13), torch.tensor([0, *range(13, 24)])
-    sent = next(decode(f) for m in watching.down if m.steps == ("train",) for f in m.frames if "model" in decode(f))
+    sent = next(decode(f) for m in recorder.down if m.steps == ("train",) for f in m.frames if "model" in decode(f))
     assert torch.equal(sent.weights("model")[STEM], before[STEM][window])
-    back = replies(watching, "train")["0"].weights("model")[STEM]
+    back = replies(recorder, "train")["0"].weights("model")[STEM]
     assert torch.equal(after[STEM][window], back) and not torch.equal(back, before[STEM][window])
     assert torch.equal(after[STEM][rest], before[STEM][rest])
 
 
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_the_window_of_the_last_round_is_evaluated(rounds: int) -> None:
-    with Lab(FedRolex, {}) as lab:
-        outcome = lab.run(lab.config(SHARES[:2], rounds=rounds)).whole()
-        server = server_of(lab)
+    with ToyFederation(FedRolex, {}) as toy:
+        outcome = toy.run(toy.config(CLASS_COUNTS[:2], rounds=rounds)).checked()
+        server = server_of(toy)
         server.state, server.round = outcome.server, rounds
     model: Any = outcome.server["model"]
     half, whole = (Payload(FedRolex().publish(server).each[k]) for k in "01")

@@ -20,8 +20,8 @@ from polyfed.core.rng import generator
 from polyfed.errors import InputError
 from polyfed.methods.fedtgp import FedTGP, distances, margin_loss
 from polyfed.methods.local import Local
-from polyfed.testing.rounds import Handmade, play, stage
-from polyfed.testing.toy_federation import SHARES, Lab
+from polyfed.testing.rounds import InMemoryClients, run_rounds
+from polyfed.testing.toy_federation import CLASS_COUNTS, ToyFederation
 
 LABELS = [0, 0, 1, 2, 2, 2]
 SHARED = ([0, 0, 1], [0, 1, 1], [0, 2])
@@ -142,7 +142,7 @@ def test_without_reports_nothing_is_trained() -> None:
 def test_the_servers_training_goes_on_from_the_last_round(linears: Any) -> None:
     makers = linears().several(*SHARED, seeds=["a", "b", "c"])
     method = FedTGP(server_epochs=1)
-    weights = [play(stage(Handmade(method, makers)), rounds).whole().server["trainable"] for rounds in (1, 2)]
+    weights = [run_rounds(InMemoryClients(method, makers), rounds).checked().server["trainable"] for rounds in (1, 2)]
     assert isinstance(weights[0], dict) and isinstance(weights[1], dict)
     step = max(float((weights[1][n] - weights[0][n]).abs().max()) for n in weights[0])
     assert 0 < step < 0.2  # one epoch of one batch moves little; anew from other weights it would be far
@@ -205,25 +205,25 @@ def test_prediction_is_the_nearest_prototype_by_brute_force(linears: Any) -> Non
 
 
 def test_without_guidance_the_models_are_those_of_local_training() -> None:
-    with Lab(FedTGP, {"guidance": 0.0, "allow_degenerate": True, "server_epochs": 1}) as lab:
-        guided, local = lab.run().whole(), lab.run(method=Local()).whole()
+    with ToyFederation(FedTGP, {"guidance": 0.0, "allow_degenerate": True, "server_epochs": 1}) as toy:
+        guided, local = toy.run().checked(), toy.run(method=Local()).checked()
         for k in "01234":
             mine, theirs = guided.client(k).weights("model"), local.client(k).weights("model")
             assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
 
 
 def test_round_one_is_local_training_and_round_two_is_not() -> None:
-    with Lab(FedTGP, {}) as lab:
+    with ToyFederation(FedTGP, {}) as toy:
         for rounds in (1, 2):
-            config = lab.config(rounds=rounds)
-            mine = lab.run(config).whole().client("0").weights("model")
-            theirs = lab.run(config, method=Local()).whole().client("0").weights("model")
+            config = toy.config(rounds=rounds)
+            mine = toy.run(config).checked().client("0").weights("model")
+            theirs = toy.run(config, method=Local()).checked().client("0").weights("model")
             assert all(torch.equal(mine[name], theirs[name]) for name in theirs) == (rounds == 1)
 
 
 def test_only_participants_are_heard_and_told(linears: Any) -> None:
     makers = linears().several(*SHARED, seeds=["a", "b", "c"])
-    outcome = play(stage(Handmade(FedTGP(server_epochs=2), makers)), 2, selected=lambda n: ("0", "1")).whole()
+    outcome = run_rounds(InMemoryClients(FedTGP(server_epochs=2), makers), 2, selected=lambda n: ("0", "1")).checked()
     prototypes = outcome.server["prototypes"]
     assert isinstance(prototypes, ClassTable) and prototypes.classes.tolist() == [0, 1, 2]  # class 2 has one as well
     assert "2" not in outcome.ledger.digests
@@ -232,11 +232,14 @@ def test_only_participants_are_heard_and_told(linears: Any) -> None:
 def test_bytes() -> None:
     # up: m_k (d + 1) numbers, the counts are the 1. down: C d numbers; none before the first round.
     features, classes = 64, 4
-    pairs = sum(count > 0 for share in SHARES for count in share)
-    with Lab(FedTGP, {"server_epochs": 1}) as lab:
-        first, second = lab.run().whole().meters
+    pairs = sum(count > 0 for share in CLASS_COUNTS for count in share)
+    with ToyFederation(FedTGP, {"server_epochs": 1}) as toy:
+        first, second = toy.run().checked().round_stats
     assert first.up == second.up == {"prototypes": 4 * pairs * (features + 1)}
-    assert (first.down, second.down) == ({"prototypes": 0}, {"prototypes": 4 * len(SHARES) * classes * features})
+    assert (first.down, second.down) == (
+        {"prototypes": 0},
+        {"prototypes": 4 * len(CLASS_COUNTS) * classes * features},
+    )
 
 
 @pytest.mark.parametrize("field", ["guidance", "server_lr", "server_epochs"])

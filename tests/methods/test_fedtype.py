@@ -22,8 +22,8 @@ from polyfed.errors import InputError
 from polyfed.methods.fedtype.conformal import Conformal, calibrated, consensus, fitted_temperature, ranking_loss
 from polyfed.methods.fedtype.method import FedType
 from polyfed.models.split import SplitModel
-from polyfed.testing.rounds import Handmade, play, stage
-from polyfed.testing.toy_federation import Lab
+from polyfed.testing.rounds import InMemoryClients, run_rounds
+from polyfed.testing.toy_federation import ToyFederation
 
 
 def stream(name: str = "test") -> torch.Generator:
@@ -276,11 +276,11 @@ def only(client: str, number: int) -> tuple[str, ...]:
 
 
 def test_the_proxy_is_the_plain_mean_of_what_clients_send() -> None:
-    with Lab(FedType, {}) as lab:
-        config = lab.config(rounds=1)
-        outcome = lab.run(config).whole()
-        alone = [view(lab.run(config, selected=partial(only, k)).whole().server).weights("proxy") for k in "01234"]
-        federation = lab.federation(config)
+    with ToyFederation(FedType, {}) as toy:
+        config = toy.config(rounds=1)
+        outcome = toy.run(config).checked()
+        alone = [view(toy.run(config, selected=partial(only, k)).checked().server).weights("proxy") for k in "01234"]
+        federation = toy.federation(config)
         smallest = min(federation.profiles(), key=lambda p: sum(math.prod(s) for _, s, _ in p.model))
         initial = federation.common_model(smallest.spec).state_dict()
     proxy = outcome.server["proxy"]
@@ -295,9 +295,9 @@ def test_the_proxy_is_the_plain_mean_of_what_clients_send() -> None:
 def test_bytes() -> None:
     # the proxy down and up; it is the smallest of the four models unless another is named
     for fields, spec in (({}, None), ({"auxiliary": "tiny-resnet"}, "tiny-resnet")):
-        with Lab(FedType, fields) as lab:
-            meters = lab.run().whole().meters
-            federation = lab.federation(lab.config())
+        with ToyFederation(FedType, fields) as toy:
+            round_stats = toy.run().checked().round_stats
+            federation = toy.federation(toy.config())
             sizes = {
                 name: sum(t.numel() * t.element_size() for t in federation.common_model(name).state_dict().values())
                 for name in ("tiny-cnn", "tiny-resnet", "tiny-mobile", "tiny-mlp")
@@ -305,9 +305,9 @@ def test_bytes() -> None:
             chosen = spec or min(
                 sizes, key=lambda n: sum(p.numel() for p in federation.common_model(n).state_dict().values())
             )
-        for meter in meters:
-            assert meter.up == {"proxy": 5 * sizes[chosen]}
-            assert meter.down == {"auxiliary": 0, "proxy": 5 * sizes[chosen]}
+        for stats in round_stats:
+            assert stats.up == {"proxy": 5 * sizes[chosen]}
+            assert stats.down == {"auxiliary": 0, "proxy": 5 * sizes[chosen]}
 
 
 def test_private_models_never_leave_and_do_learn(linears: Any) -> None:
@@ -321,7 +321,7 @@ def test_private_models_never_leave_and_do_learn(linears: Any) -> None:
 
         return made
 
-    outcome = play(stage(Handmade(FedType(), [with_builder(make) for make in makers])), 3).whole()
+    outcome = run_rounds(InMemoryClients(FedType(), [with_builder(make) for make in makers]), 3).checked()
     first = outcome.client("0").weights("model")["head.weight"]
     assert not torch.equal(first, linears().model("a").head.weight)
     assert not torch.allclose(first, outcome.client("1").weights("model")["head.weight"])
@@ -329,9 +329,11 @@ def test_private_models_never_leave_and_do_learn(linears: Any) -> None:
 
 
 def test_calibrating_on_training_samples_is_recorded_as_a_warning() -> None:
-    with Lab(FedType, {"calibration_minimum": 1}) as lab:  # a tenth of the lab's 9 to 12 samples is 0 or 1
-        folder = lab.new_folder()
-        lab.experiment(lab.settings(), folder)
+    with ToyFederation(
+        FedType, {"calibration_minimum": 1}
+    ) as toy:  # a tenth of the toy federation's 9 to 12 samples is 0 or 1
+        folder = toy.new_folder()
+        toy.experiment(toy.settings(), folder)
         events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     said = [event for event in events if event["event"] == "method"]
     assert [(event["message"], event["clients"]) for event in said] == [

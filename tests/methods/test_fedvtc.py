@@ -41,7 +41,7 @@ from polyfed.methods.fedvtc.variational import (
 )
 from polyfed.models import ModelSpec, build
 from polyfed.models.decoders import CHANNELS, latent_map, transposed_decoder
-from polyfed.testing.toy_federation import SHARES, Lab, pictures
+from polyfed.testing.toy_federation import CLASS_COUNTS, ToyFederation, pictures
 from polyfed.training import Samples, TrainSettings
 
 FAST: dict[str, Any] = {"samples_per_class": 6, "finetune_epochs": 1}
@@ -58,7 +58,7 @@ def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 
 def client(labels: list[int], model: str = "tiny-resnet", name: str = "0", **train: Any) -> Client:
-    """A client of the lab's pictures, made by hand."""
+    """A client of the toy federation's pictures, made by hand."""
     images, known = pictures(max(labels.count(c) for c in range(4)), np.random.Generator(np.random.PCG64(3)))
     at = [int(np.flatnonzero(known == c)[labels[:k].count(c)]) for k, c in enumerate(labels)]
     pixels = torch.from_numpy((images[at] * 255).astype(np.uint8))[:, None]
@@ -262,8 +262,8 @@ def test_deviations_stay_positive_when_averaged_and_negative_ones_cannot_break_t
             return {**reply, "deviation": torch.full((WIDTH,), 0.3 * sign)}
 
     vars(Hostile.train)["messages"] = vars(FedVTC.train)["messages"]
-    with Lab(FedVTC, FAST) as lab:
-        outcome = lab.run(lab.config(SHARES[:2]), method=Hostile(**FAST)).whole()
+    with ToyFederation(FedVTC, FAST) as toy:
+        outcome = toy.run(toy.config(CLASS_COUNTS[:2]), method=Hostile(**FAST)).checked()
     sigma = outcome.server["deviation"]
     # by hand: (0.3 + 0) / 2, since a negative one counts as 0
     assert isinstance(sigma, Tensor) and torch.allclose(sigma, torch.full((WIDTH,), 0.15), atol=1e-6)
@@ -408,18 +408,20 @@ def decoder_bytes() -> int:
 
 @pytest.mark.parametrize("vtc", ["once", "regular"])
 def test_bytes_are_those_of_the_formula(vtc: str) -> None:
-    with Lab(FedVTC, {**FAST, "vtc": vtc}) as lab:
-        outcome = lab.run().whole()
-    held = sum(sum(count > 0 for count in share) for share in SHARES)  # sum over clients of |Y_k|
-    clients, decoder, row = len(SHARES), decoder_bytes(), 4 * WIDTH
-    first, last = outcome.meters
+    with ToyFederation(FedVTC, {**FAST, "vtc": vtc}) as toy:
+        outcome = toy.run().checked()
+    held = sum(sum(count > 0 for count in share) for share in CLASS_COUNTS)  # sum over clients of |Y_k|
+    clients, decoder, row = len(CLASS_COUNTS), decoder_bytes(), 4 * WIDTH
+    first, last = outcome.round_stats
     assert (
         first.up["prototypes"] == pytest.approx(row * held, abs=8 * held) and first.up["deviation"] == clients * row
     )
     # nobody has a prototype before round 1, and 0 need not be sent
     assert first.down["deviation"] == clients * row and first.down["prototypes"] < row
     rounds = 2 if vtc == "regular" else 1
-    total = {kind: sum(getattr(meter, kind).get("decoder", 0) for meter in outcome.meters) for kind in ("up", "down")}
+    total = {
+        kind: sum(getattr(stats, kind).get("decoder", 0) for stats in outcome.round_stats) for kind in ("up", "down")
+    }
     assert total == {"up": rounds * clients * decoder, "down": (rounds + (vtc == "regular")) * clients * decoder}
     # last round: prototypes of its own classes to each, then those of all four to all; fine-tuning sends nothing up
     assert last.down["prototypes"] == pytest.approx(row * (held + 4 * clients), abs=8 * (held + 4 * clients))
@@ -479,9 +481,9 @@ def test_options_pass_the_battery(fields: dict[str, Any], check: str) -> None:
 
 
 def test_a_run_keeps_its_images_and_measures_models_from_before_fine_tuning() -> None:
-    with Lab(FedVTC, {**FAST, "vtc": "regular"}) as lab:
-        folder = lab.new_folder()
-        result = lab.experiment(lab.settings(), folder)
+    with ToyFederation(FedVTC, {**FAST, "vtc": "regular"}) as toy:
+        folder = toy.new_folder()
+        result = toy.experiment(toy.settings(), folder)
         kept = sorted(path.name for path in (folder / "artifacts").iterdir())
         tensors = load_file(folder / "artifacts" / kept[-1])
     assert kept == ["synthetic-000001.safetensors", "synthetic-000002.safetensors"]  # by round
@@ -494,9 +496,9 @@ def test_a_run_keeps_its_images_and_measures_models_from_before_fine_tuning() ->
 
 
 def test_models_from_before_are_those_that_training_left() -> None:
-    with Lab(FedVTC, FAST) as lab:
-        outcome = lab.run().whole()
-        forgetful = lab.run(method=FedVTC(**FAST, keep_untuned=False)).whole()
+    with ToyFederation(FedVTC, FAST) as toy:
+        outcome = toy.run().checked()
+        forgetful = toy.run(method=FedVTC(**FAST, keep_untuned=False)).checked()
         ended = outcome.client("0")
         state = ended["state"]
         assert isinstance(state, dict) and isinstance(state["untuned"], dict)
@@ -519,10 +521,12 @@ def test_decoders_that_were_never_trained_do_not_count() -> None:
     found = {}
     for average in (False, True):
         method = FedVTC(**FAST, average_untrained=average)
-        with Lab(FedVTC, FAST) as lab:
-            outcome = lab.run(lab.config(SHARES[:3]), method=method, selected=lambda number: ("0", "1")).whole()
+        with ToyFederation(FedVTC, FAST) as toy:
+            outcome = toy.run(
+                toy.config(CLASS_COUNTS[:3]), method=method, selected=lambda number: ("0", "1")
+            ).checked()
             trained = [outcome.client(k)["state"] for k in "01"]
-            found[average] = sum(meter.up.get("decoder", 0) for meter in outcome.meters)
+            found[average] = sum(stats.up.get("decoder", 0) for stats in outcome.round_stats)
         mean = outcome.server["decoder"]
         own = [state["decoder"] for state in trained if isinstance(state, dict)]
         assert isinstance(mean, dict) and len(own) == 2
@@ -607,10 +611,10 @@ def test_a_run_with_all_its_fields_protected() -> None:
         "deviation": {"clip": 10.0, "noise": 0.1},
         "decoder": {"clip": 10.0, "epsilon": 100.0, "releases": 1},
     }
-    with Lab(FedVTC, FAST) as lab:
-        folder = lab.new_folder()
-        result = lab.experiment(
-            lab.settings([[6, 2, 0, 0], [0, 6, 6, 0]], privacy=noise, evaluate={"record_uploads": [0]}), folder
+    with ToyFederation(FedVTC, FAST) as toy:
+        folder = toy.new_folder()
+        result = toy.experiment(
+            toy.settings([[6, 2, 0, 0], [0, 6, 6, 0]], privacy=noise, evaluate={"record_uploads": [0]}), folder
         )
     assert result["failures"] == []
     privacy = result["privacy"]

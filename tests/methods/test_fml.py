@@ -17,8 +17,8 @@ from polyfed.errors import InputError
 from polyfed.methods.fml import FML
 from polyfed.methods.local import Local
 from polyfed.models import ModelSpec, build
-from polyfed.testing.rounds import Handmade, play, stage
-from polyfed.testing.toy_federation import SHARES, Lab
+from polyfed.testing.rounds import InMemoryClients, run_rounds
+from polyfed.testing.toy_federation import CLASS_COUNTS, ToyFederation
 from polyfed.training.losses import kl_divergence
 
 LABELS = [0, 0, 1, 2, 2, 2]
@@ -114,9 +114,9 @@ def test_the_divergence_by_hand() -> None:
 def test_without_a_teacher_the_private_models_are_those_of_local_training(beta: float, clip: float | None) -> None:
     # The shared model has BatchNorm and client 3, whose model has none, a last batch of one sample; the clipping of
     # one model must not touch the other.
-    with Lab(FML, {"alpha": 1.0, "beta": beta, "allow_degenerate": True}) as lab:
-        config = lab.config(rounds=3, train={"batch_size": 8, "lr": 0.05, "clip_norm": clip, "momentum": 0.5})
-        taught, local = lab.run(config).whole(), lab.run(config, method=Local()).whole()
+    with ToyFederation(FML, {"alpha": 1.0, "beta": beta, "allow_degenerate": True}) as toy:
+        config = toy.config(rounds=3, train={"batch_size": 8, "lr": 0.05, "clip_norm": clip, "momentum": 0.5})
+        taught, local = toy.run(config).checked(), toy.run(config, method=Local()).checked()
         for k in "01234":
             mine, theirs = taught.client(k).weights("model"), local.client(k).weights("model")
             assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
@@ -124,7 +124,7 @@ def test_without_a_teacher_the_private_models_are_those_of_local_training(beta: 
 
 def test_with_a_teacher_they_are_not(linears: Any) -> None:
     makers = several(linears(), *SHARED)
-    taught, local = (play(stage(Handmade(m, makers)), 2).whole() for m in (FML(), Local()))
+    taught, local = (run_rounds(InMemoryClients(m, makers), 2).checked() for m in (FML(), Local()))
     name = "backbone.1.weight"
     assert not torch.allclose(taught.client("0").weights("model")[name], local.client("0").weights("model")[name])
 
@@ -148,7 +148,7 @@ def test_the_shared_model_becomes_the_mean_of_those_who_returned(linears: Any) -
     replies: list[Any] = [FML().train(maker(), message(start))["meme"] for maker in makers[:2]]
     for weights, (p, q) in {"uniform": (0.5, 0.5), "samples": (3 / 8, 5 / 8)}.items():
         method = FML(weights=weights)  # type: ignore[arg-type]
-        outcome = play(stage(Handmade(method, makers)), selected=lambda n: ("0", "1")).whole()
+        outcome = run_rounds(InMemoryClients(method, makers), selected=lambda n: ("0", "1")).checked()
         got: Any = outcome.server["meme"]
         for name in got:
             if got[name].is_floating_point():
@@ -162,21 +162,21 @@ def test_bytes_are_those_of_the_shared_model(auxiliary: str | None) -> None:
     shape = build(ModelSpec.parse(auxiliary or "tiny-mobile"), shape=(1, 8, 8), classes=4)
     norms = [m for m in shape.modules() if isinstance(m, nn.BatchNorm2d)]
     w = 4 * sum(p.numel() for p in shape.parameters()) + sum(8 * m.num_features + 8 for m in norms)
-    with Lab(FML, {"auxiliary": auxiliary}) as lab:
-        outcome = lab.run(selected=lambda n: ("1", "2", "4")).whole()
-    for meter in outcome.meters:
-        assert meter.up == {"meme": 3 * w, "samples": 0}
-        assert meter.down == {"auxiliary": 0, "meme": 3 * w}
+    with ToyFederation(FML, {"auxiliary": auxiliary}) as toy:
+        outcome = toy.run(selected=lambda n: ("1", "2", "4")).checked()
+    for stats in outcome.round_stats:
+        assert stats.up == {"meme": 3 * w, "samples": 0}
+        assert stats.down == {"auxiliary": 0, "meme": 3 * w}
 
 
 def test_an_unknown_shared_model_is_refused() -> None:
-    with Lab(FML, {"auxiliary": "tiny-cn"}) as lab, pytest.raises(InputError, match="tiny-cnn"):
-        lab.run()
+    with ToyFederation(FML, {"auxiliary": "tiny-cn"}) as toy, pytest.raises(InputError, match="tiny-cnn"):
+        toy.run()
 
 
 def test_one_client_trains_its_two_models(linears: Any) -> None:
     makers = several(linears(), LABELS)
-    outcome = play(stage(Handmade(FML(), makers)), 1).whole()
+    outcome = run_rounds(InMemoryClients(FML(), makers), 1).checked()
     alone = makers[0]()
     reply: Any = FML().train(alone, message(makers[0]().model))
     meme: Any = outcome.server["meme"]
@@ -210,4 +210,4 @@ def test_options_pass_the_battery(fields: dict[str, Any], check: str) -> None:
 
 
 def test_the_lab_has_the_odd_batch_that_is_tested() -> None:
-    assert sum(SHARES[3]) % 8 == 1
+    assert sum(CLASS_COUNTS[3]) % 8 == 1

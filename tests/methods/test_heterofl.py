@@ -22,9 +22,9 @@ from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.heterofl import HeteroFL, present
 from polyfed.models import build
 from polyfed.models.slicing import PooledStatistics, divided, extract
-from polyfed.testing.engine_wrappers import Watching
+from polyfed.testing.engine_wrappers import RecordingEngine
 from polyfed.testing.rounds import Outcome
-from polyfed.testing.toy_federation import SHARES, Lab
+from polyfed.testing.toy_federation import CLASS_COUNTS, ToyFederation
 from polyfed.training.batchnorm import by_batch_statistics
 
 FLOAT = 4
@@ -36,15 +36,15 @@ FLOAT = 4
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 def test_with_all_widths_1_it_is_fedavg_to_the_last_bit(weights: Any) -> None:
     some = {1: ("0", "1", "2"), 2: ("1", "3"), 3: ("0", "4")}
-    with Lab(HeteroFL, PLAIN) as lab:
-        config = lab.config(models={"group": [WHOLE]}, rounds=3)
-        slices = lab.run(config, method=HeteroFL(weights=weights, **PLAIN), selected=lambda n: some[n]).whole()
-        whole = lab.run(config, method=FedAvg(weights=weights), selected=lambda n: some[n]).whole()
-        static = lab.run(
+    with ToyFederation(HeteroFL, PLAIN) as toy:
+        config = toy.config(models={"group": [WHOLE]}, rounds=3)
+        slices = toy.run(config, method=HeteroFL(weights=weights, **PLAIN), selected=lambda n: some[n]).checked()
+        whole = toy.run(config, method=FedAvg(weights=weights), selected=lambda n: some[n]).checked()
+        static = toy.run(
             config,
             method=HeteroFL(weights=weights, mask_absent_classes=False, clip_norm=None, statistics="finish"),
             selected=lambda n: some[n],
-        ).whole()
+        ).checked()
     one, other, third = (outcome.server["model"] for outcome in (slices, whole, static))
     assert isinstance(one, dict) and isinstance(other, dict) and isinstance(third, dict)
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
@@ -57,11 +57,11 @@ def test_with_all_widths_1_it_is_fedavg_to_the_last_bit(weights: Any) -> None:
 def test_a_narrow_client_alone_changes_its_positions_only(method: Any) -> None:
     """B1: at a rate of 1/16 at most the ceil block; all other positions keep their bits (T5)."""
     group = ["tiny-resnet@0.0625", WHOLE]
-    with Lab(method, {"mask_absent_classes": False}) as lab:
-        config = lab.config(models={"group": group}, rounds=1)
-        before = server_of(lab, models={"group": group}).memory.weights("model")
-        outcome = lab.run(config, selected=lambda number: ("0",)).whole()
-        server = server_of(lab, models={"group": group})
+    with ToyFederation(method, {"mask_absent_classes": False}) as toy:
+        config = toy.config(models={"group": group}, rounds=1)
+        before = server_of(toy, models={"group": group}).memory.weights("model")
+        outcome = toy.run(config, selected=lambda number: ("0",)).checked()
+        server = server_of(toy, models={"group": group})
         server.round = 1
         places = cut_of(server, "0", before, method().rule(server, "0"))
     after: Any = outcome.server["model"]
@@ -82,13 +82,13 @@ def test_a_narrow_client_alone_changes_its_positions_only(method: Any) -> None:
 
 
 def test_a_position_is_the_mean_over_those_who_hold_it() -> None:
-    with Lab(HeteroFL, {**PLAIN, "weights": "samples"}) as lab:
-        watching = Watching()
-        outcome = lab.run(lab.config(SHARES[:2], rounds=1), wrap=watching).whole()
-        server = server_of(lab)
+    with ToyFederation(HeteroFL, {**PLAIN, "weights": "samples"}) as toy:
+        recorder = RecordingEngine()
+        outcome = toy.run(toy.config(CLASS_COUNTS[:2], rounds=1), wrap=recorder).checked()
+        server = server_of(toy)
     got: Any = outcome.server["model"]
-    half, whole = (replies(watching, "train")[k].weights("model")["head.weight"] for k in "01")
-    n = [sum(share) for share in SHARES[:2]]
+    half, whole = (replies(recorder, "train")[k].weights("model")["head.weight"] for k in "01")
+    n = [sum(share) for share in CLASS_COUNTS[:2]]
     kept = half.shape[1]
     expected = whole.clone()
     expected[:, :kept] = (n[0] * half + n[1] * whole[:, :kept]) / sum(n)
@@ -117,22 +117,22 @@ def test_masked_logits_by_hand(linears: Any) -> None:
 @pytest.mark.parametrize("value", [0, "-inf"])
 def test_rows_of_absent_classes_stay_out_of_the_mean(value: Any) -> None:
     # Clients 0 and 3 have classes {0, 1} and {0, 3}: row 2 is nobody's, row 1 is client 0's alone.
-    with Lab(HeteroFL, {"mask_value": value}) as lab:
-        config = lab.config(models={"group": [WHOLE]}, rounds=1)
-        before = server_of(lab, models={"group": [WHOLE]}).memory.weights("model")
-        watching = Watching()
-        outcome = lab.run(config, wrap=watching, selected=lambda number: ("0", "3")).whole()
+    with ToyFederation(HeteroFL, {"mask_value": value}) as toy:
+        config = toy.config(models={"group": [WHOLE]}, rounds=1)
+        before = server_of(toy, models={"group": [WHOLE]}).memory.weights("model")
+        recorder = RecordingEngine()
+        outcome = toy.run(config, wrap=recorder, selected=lambda number: ("0", "3")).checked()
     after: Any = outcome.server["model"]
     for name in ("head.weight", "head.bias"):
         assert torch.equal(after[name][2], before[name][2])
-        own = [replies(watching, "train")[k].weights("model")[name] for k in "03"]
+        own = [replies(recorder, "train")[k].weights("model")[name] for k in "03"]
         torch.testing.assert_close(after[name][1], own[0][1])
         torch.testing.assert_close(after[name][0], (own[0][0] + own[1][0]) / 2)
 
 
 def test_accuracy_among_own_classes_is_measured_beside(linears: Any) -> None:
-    with Lab(HeteroFL, {"masked_accuracy": True}) as lab:
-        outcome = lab.run(evaluate=True).whole()
+    with ToyFederation(HeteroFL, {"masked_accuracy": True}) as toy:
+        outcome = toy.run(evaluate=True).checked()
     plain, masked = outcome.accuracy["global"], outcome.accuracy["global by own classes"]
     assert plain.keys() == masked.keys() and plain != masked
     client = linears().client("0", [0, 1, 1])
@@ -161,20 +161,20 @@ def test_the_scaler_divides_hidden_layers_and_leaves_nothing_behind(linears: Any
 
 def test_the_scaler_acts_on_narrow_clients_while_they_train() -> None:
     trained: dict[str, dict[str, Payload]] = {}
-    with Lab(HeteroFL, {}) as lab:
-        config = lab.config(SHARES[:2], models={"group": ["tiny-cnn@0.5", "tiny-cnn"]}, rounds=1)
+    with ToyFederation(HeteroFL, {}) as toy:
+        config = toy.config(CLASS_COUNTS[:2], models={"group": ["tiny-cnn@0.5", "tiny-cnn"]}, rounds=1)
         for kind in ("training", "off"):
-            watching = Watching()
-            lab.run(config, method=HeteroFL(scaler=kind), wrap=watching).whole()
-            trained[kind] = replies(watching, "train")
+            recorder = RecordingEngine()
+            toy.run(config, method=HeteroFL(scaler=kind), wrap=recorder).checked()
+            trained[kind] = replies(recorder, "train")
     for client, same in (("0", False), ("1", True)):  # half of the width, and all of it
         one, other = (trained[kind][client].weights("model")["head.weight"] for kind in ("training", "off"))
         assert torch.equal(one, other) == same
 
 
 def test_the_scaler_is_off_in_evaluation_unless_asked_for() -> None:
-    with Lab(HeteroFL, {}) as lab:
-        federation = lab.federation(lab.config(models={"group": ["tiny-cnn@0.5", "tiny-cnn"]}))
+    with ToyFederation(HeteroFL, {}) as toy:
+        federation = toy.federation(toy.config(models={"group": ["tiny-cnn@0.5", "tiny-cnn"]}))
         client = federation.make("0")
     x = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     msg = Payload({"model": weights_of(client.model), "rate": 0.5})
@@ -208,17 +208,17 @@ def test_pooled_statistics_are_those_of_all_samples(counts: list[int], seed: int
 
 
 def test_statistics_are_measured_by_every_client_and_kept_by_architecture() -> None:
-    with Lab(HeteroFL, {}) as lab:
-        watching = Watching()
-        outcome = lab.run(lab.config(rounds=1), wrap=watching, evaluate=True).whole()
-        federation = lab.federation(lab.config())
+    with ToyFederation(HeteroFL, {}) as toy:
+        recorder = RecordingEngine()
+        outcome = toy.run(toy.config(rounds=1), wrap=recorder, evaluate=True).checked()
+        federation = toy.federation(toy.config())
         server = federation.server(federation.profiles())
         server.state = outcome.server
-    sent = replies(watching, "measure")
+    sent = replies(recorder, "measure")
     assert sent.keys() == {"0", "1", "2", "3", "4"}
     name = "backbone.trunk.stem.0.norm.running_mean"
     for k, group in (("0", "024"), ("1", "13")):  # half width, and whole
-        counts = [sum(SHARES[int(c)]) for c in group]
+        counts = [sum(CLASS_COUNTS[int(c)]) for c in group]
         mean = sum(n * sent[c].weights("statistics")[name] for n, c in zip(counts, group, strict=True)) / sum(counts)
         published = Payload(HeteroFL().publish(server).each[k])
         torch.testing.assert_close(published.weights("statistics")[name], mean)
@@ -226,8 +226,8 @@ def test_statistics_are_measured_by_every_client_and_kept_by_architecture() -> N
 
 
 def test_statistics_of_a_single_sample_do_not_count() -> None:
-    with Lab(HeteroFL, {}) as lab:
-        outcome = lab.run(lab.config([(1, 0, 0, 0), SHARES[1]], rounds=1)).whole()
+    with ToyFederation(HeteroFL, {}) as toy:
+        outcome = toy.run(toy.config([(1, 0, 0, 0), CLASS_COUNTS[1]], rounds=1)).checked()
     whole, half = (outcome.server[f"statistics {number}"] for number in (0, 1))
     assert isinstance(half, dict) and isinstance(whole, dict)
     means = [name for name in half if name.endswith("running_mean")]
@@ -251,12 +251,12 @@ def test_statistics_of_the_batch_leave_the_models_own_alone() -> None:
 
 def test_the_policies_predict_differently() -> None:
     found = {}
-    with Lab(HeteroFL, {}) as lab:
+    with ToyFederation(HeteroFL, {}) as toy:
         for bn in ("static-clients", "batch", "average"):
             method = HeteroFL(bn=bn, mask_absent_classes=False)
-            outcome = lab.run(lab.config(rounds=1), method=method, evaluate=True).whole()
-            client = lab.federation(lab.config(), method).make("1")
-            server = lab.federation(lab.config(), method).server(lab.federation(lab.config(), method).profiles())
+            outcome = toy.run(toy.config(rounds=1), method=method, evaluate=True).checked()
+            client = toy.federation(toy.config(), method).make("1")
+            server = toy.federation(toy.config(), method).server(toy.federation(toy.config(), method).profiles())
             server.state = outcome.server
             method.adopt(client, Payload(method.publish(server).each["1"]))
             client.model.eval()
@@ -270,8 +270,8 @@ def test_the_policies_predict_differently() -> None:
 
 
 def traffic(name: str, fields: dict[str, Any], **changed: Any) -> Outcome:
-    with Lab(catalogue.load(name), fields) as lab:
-        return lab.run(lab.config(**changed)).whole()
+    with ToyFederation(catalogue.load(name), fields) as toy:
+        return toy.run(toy.config(**changed)).checked()
 
 
 @pytest.mark.parametrize("name", ["heterofl", "fedrolex", "fed-dropout"])
@@ -279,7 +279,7 @@ def test_a_slice_travels_each_way(name: str) -> None:
     # Clients 0, 2 and 4 have half of the width. A slice is #theta_k numbers, whichever channels are in it.
     (half, half_norms), (whole, norms) = sizes(HALF), sizes(WHOLE)
     theta = FLOAT * (3 * half + 2 * whole)
-    first, last = traffic(name, {"statistics": "finish", "mask_absent_classes": False}).meters
+    first, last = traffic(name, {"statistics": "finish", "mask_absent_classes": False}).round_stats
     assert (first.up, first.down) == ({"model": theta, "samples": 0}, {"model": theta, "rate": 0})
     # measuring statistics: the slice once more down, two vectors for each norm up
     measured = FLOAT * (3 * half_norms + 2 * norms)
@@ -292,20 +292,20 @@ def test_a_slice_travels_each_way(name: str) -> None:
 def test_options_cost_what_they_send() -> None:
     (half, half_norms), (whole, norms) = sizes(HALF), sizes(WHOLE)
     theta, measured = FLOAT * (3 * half + 2 * whole), FLOAT * (3 * half_norms + 2 * norms)
-    first, _ = traffic("heterofl", {}).meters
+    first, _ = traffic("heterofl", {}).round_stats
     # a byte for each class says whether it is there
     assert first.up == {"model": theta, "samples": 0, "present": 5 * 4, "statistics": measured}
     assert first.down == {"model": 2 * theta, "rate": 0}
     # statistics averaged with the weights travel with them, and a counter of 8 bytes for each of the 4 norms
-    first, last = traffic("heterofl", PLAIN).meters
+    first, last = traffic("heterofl", PLAIN).round_stats
     assert first.up == last.up == {"model": theta + measured + 5 * 4 * 8, "samples": 0}
     assert first.down == last.down == {"model": theta + measured + 5 * 4 * 8, "rate": 0}
-    first, last = traffic("heterofl", {"bn": "batch", "mask_absent_classes": False}).meters
+    first, last = traffic("heterofl", {"bn": "batch", "mask_absent_classes": False}).round_stats
     assert first.up == last.up == {"model": theta, "samples": 0}
 
 
 def test_models_without_batchnorm_measure_nothing() -> None:
-    first, last = traffic("heterofl", {}, models={"group": ["tiny-cnn@0.5", "tiny-cnn"]}).meters
+    first, last = traffic("heterofl", {}, models={"group": ["tiny-cnn@0.5", "tiny-cnn"]}).round_stats
     assert "statistics" not in first.up and "statistics" not in last.up
 
 
@@ -313,8 +313,8 @@ def test_models_without_batchnorm_measure_nothing() -> None:
 
 
 def test_every_client_and_round_draws_its_own_channels() -> None:
-    with Lab(FedDropout, {}) as lab:
-        server = server_of(lab)
+    with ToyFederation(FedDropout, {}) as toy:
+        server = server_of(toy)
         model = server.memory.weights("model")
         kept: dict[tuple[int, str], Tensor] = {}
         name = "backbone.trunk.stem.0.conv.weight"
@@ -345,9 +345,9 @@ def test_every_client_and_round_draws_its_own_channels() -> None:
     ],
 )
 def test_a_server_filter_acts_on_their_updates(name: str, group: list[str]) -> None:
-    with Lab(catalogue.load(name), {}) as lab:
+    with ToyFederation(catalogue.load(name), {}) as toy:
         runs = [
-            lab.experiment(lab.settings(SHARES[:2], rounds=1, models={"group": group}, server_filter=chosen))
+            toy.experiment(toy.settings(CLASS_COUNTS[:2], rounds=1, models={"group": group}, server_filter=chosen))
             for chosen in ("none", "inco")
         ]
     assert runs[0]["state_hash"] != runs[1]["state_hash"]
@@ -355,5 +355,5 @@ def test_a_server_filter_acts_on_their_updates(name: str, group: list[str]) -> N
 
 
 def test_splitting_is_not_for_methods_that_cut_themselves() -> None:
-    with Lab(HeteroFL, {}) as lab, pytest.raises(InputError, match="cuts its models itself"):
-        lab.experiment(lab.settings(splitting="width"))
+    with ToyFederation(HeteroFL, {}) as toy, pytest.raises(InputError, match="cuts its models itself"):
+        toy.experiment(toy.settings(splitting="width"))

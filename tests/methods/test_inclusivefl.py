@@ -12,12 +12,12 @@ from torch import Tensor
 from polyfed.core.payload import Payload
 from polyfed.errors import InputError
 from polyfed.methods.inclusivefl import InclusiveFL
-from polyfed.testing.engine_wrappers import Watching
-from polyfed.testing.toy_federation import SHARES, Lab
+from polyfed.testing.engine_wrappers import RecordingEngine
+from polyfed.testing.toy_federation import CLASS_COUNTS, ToyFederation
 
 # Blocks by stage: (1, 1, 2, 2), (2, 2, 2, 2) and (2, 2, 3, 3).
 SMALL, MIDDLE, LARGE = "tiny-resnet14", "tiny-resnet18", "tiny-resnet22"
-N = [sum(share) for share in SHARES]
+N = [sum(share) for share in CLASS_COUNTS]
 CONV, SECOND = "layers.0.conv.weight", "layers.1.conv.weight"
 
 
@@ -29,15 +29,15 @@ class Played:
     """One round of two clients of different types: what was there, what they made of it, what the server made."""
 
     def __init__(self, group: list[str], rounds: int = 1, **fields: Any) -> None:
-        with Lab(InclusiveFL, fields) as lab:
+        with ToyFederation(InclusiveFL, fields) as toy:
             models = {"group": group}
-            watching = Watching()
-            outcome = lab.run(lab.config(SHARES[:2], models=models, rounds=rounds), wrap=watching).whole()
-            self.server = server_of(lab, models=models)
+            recorder = RecordingEngine()
+            outcome = toy.run(toy.config(CLASS_COUNTS[:2], models=models, rounds=rounds), wrap=recorder).checked()
+            self.server = server_of(toy, models=models)
         self.before = self.server.memory.weights("model")
         self.server.state = outcome.server
         self.method = InclusiveFL(**fields)
-        self.trained = {k: got.weights("model") for k, got in replies(watching, "train").items()}
+        self.trained = {k: got.weights("model") for k, got in replies(recorder, "train").items()}
         self.after = {k: Payload(m).weights("model") for k, m in self.method.publish(self.server).each.items()}
 
     def made(self, client: str, name: str) -> Tensor:
@@ -126,15 +126,15 @@ def test_shared_layers_are_the_same_bits_in_all_types_after_every_round() -> Non
 
 
 def test_an_absent_type_keeps_its_own_and_gives_no_momentum() -> None:
-    with Lab(InclusiveFL, {"beta": 1.0}) as lab:
+    with ToyFederation(InclusiveFL, {"beta": 1.0}) as toy:
         models = {"group": [SMALL, LARGE]}
-        watching = Watching()
-        config = lab.config(models=models, rounds=1)
-        outcome = lab.run(config, wrap=watching, selected=lambda number: ("0",)).whole()
-        server = server_of(lab, models=models)
+        recorder = RecordingEngine()
+        config = toy.config(models=models, rounds=1)
+        outcome = toy.run(config, wrap=recorder, selected=lambda number: ("0",)).checked()
+        server = server_of(toy, models=models)
     before = server.memory.weights("model")
     server.state = outcome.server
-    trained = replies(watching, "train")["0"].weights("model")
+    trained = replies(recorder, "train")["0"].weights("model")
     small, large = (Payload(InclusiveFL().publish(server).each[k]).weights("model") for k in "01")
     assert all(torch.equal(small[name], trained[name]) for name in trained)  # the mean over one type is its own
     for name in ("head.weight", block(2, 2), block(2, 1)):
@@ -143,14 +143,14 @@ def test_an_absent_type_keeps_its_own_and_gives_no_momentum() -> None:
 
 
 def test_the_model_of_the_type_travels_each_way() -> None:
-    with Lab(InclusiveFL, {}) as lab:
-        meters = lab.run().whole().meters
+    with ToyFederation(InclusiveFL, {}) as toy:
+        round_stats = toy.run().checked().round_stats
     total = 0
     for spec, clients, norms in (("tiny-resnet10", 3, 12), ("tiny-resnet18", 2, 20)):
         theta, statistics = sizes(spec)
         total += clients * (4 * (theta + statistics) + 8 * norms)
-    for meter in meters:
-        assert meter.up == {"model": total, "samples": 0} and meter.down == {"model": total}
+    for stats in round_stats:
+        assert stats.up == {"model": total, "samples": 0} and stats.down == {"model": total}
 
 
 @pytest.mark.parametrize(("fields", "said"), [({"beta": 0.0}, "switches InclusiveFL off"), ({"beta": 1.5}, "0 to 1")])
@@ -160,5 +160,8 @@ def test_wrong_options_are_refused(fields: dict[str, Any], said: str) -> None:
 
 
 def test_slices_by_width_are_refused() -> None:
-    with Lab(InclusiveFL, {}) as lab, pytest.raises(InputError, match=r"tiny-resnet10@0.5 is narrower than"):
-        lab.experiment(lab.settings(models={"group": ["tiny-resnet10@0.5", "tiny-resnet10"]}))
+    with (
+        ToyFederation(InclusiveFL, {}) as toy,
+        pytest.raises(InputError, match=r"tiny-resnet10@0.5 is narrower than"),
+    ):
+        toy.experiment(toy.settings(models={"group": ["tiny-resnet10@0.5", "tiny-resnet10"]}))

@@ -15,7 +15,7 @@ from polyfed.core.payload import Payload
 from polyfed.errors import InputError
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.moon.method import Moon, contrastive
-from polyfed.testing.toy_federation import Lab
+from polyfed.testing.toy_federation import ToyFederation
 
 LABELS = [0, 0, 1, 2, 2]
 
@@ -49,24 +49,24 @@ def test_a_common_rotation_changes_nothing() -> None:
 
 @pytest.mark.parametrize("projection", [True, False])
 def test_without_weight_it_is_fedavg_to_the_last_bit(projection: bool) -> None:
-    with Lab(Moon, {"mu": 0.0, "allow_degenerate": True, "projection": projection}) as lab:
-        config = lab.config()
-        moon, plain = lab.run(config).whole(), lab.run(config, method=FedAvg()).whole()
+    with ToyFederation(Moon, {"mu": 0.0, "allow_degenerate": True, "projection": projection}) as toy:
+        config = toy.config()
+        moon, plain = toy.run(config).checked(), toy.run(config, method=FedAvg()).checked()
     a: Any = moon.server
     b: Any = plain.server
     assert a.keys() == b.keys() == {"model"}
     assert all(torch.equal(a["model"][name], t) for name, t in b["model"].items())
-    assert [meter.up for meter in moon.meters] == [meter.up for meter in plain.meters]
+    assert [stats.up for stats in moon.round_stats] == [stats.up for stats in plain.round_stats]
 
 
 def test_a_first_round_has_no_contrastive_term() -> None:
-    with Lab(Moon, {}) as lab:
+    with ToyFederation(Moon, {}) as toy:
         models: list[Any] = []
         for rounds in (1, 2):
-            config = lab.config(rounds=rounds)
+            config = toy.config(rounds=rounds)
             models += [
-                lab.run(config).whole().server["model"],
-                lab.run(config, method=FedAvg()).whole().server["model"],
+                toy.run(config).checked().server["model"],
+                toy.run(config, method=FedAvg()).checked().server["model"],
             ]
     first, fedavg, second, fedavg_second = models
     assert all(torch.equal(first[name], t) for name, t in fedavg.items())
@@ -131,10 +131,10 @@ def test_teachers_are_frozen_copies(linears: Any) -> None:
     ids=["one", "width", "architecture"],
 )
 def test_the_projection_has_the_clients_features_as_inputs(changed: Any, widths: list[int]) -> None:
-    with Lab(Moon, {"projection_width": 16}) as lab:
-        config = lab.config(rounds=2, **changed)
-        profiles = lab.federation(config).profiles()
-        outcome = lab.run(config).whole()
+    with ToyFederation(Moon, {"projection_width": 16}) as toy:
+        config = toy.config(rounds=2, **changed)
+        profiles = toy.federation(config).profiles()
+        outcome = toy.run(config).checked()
         states: dict[str, Any] = {profile.name: outcome.client(profile.name)["state"] for profile in profiles}
     assert sorted({profile.features for profile in profiles}) == widths
     for profile in profiles:
@@ -143,16 +143,16 @@ def test_the_projection_has_the_clients_features_as_inputs(changed: Any, widths:
         assert projection["2.weight"].shape == (16, 16)
     # up per round: every client's projection, 16 d_k + 16 + 16 * 16 + 16 numbers
     numbers = sum(16 * profile.features + 16 + 16 * 16 + 16 for profile in profiles)
-    assert outcome.meters[1].up["projection"] == outcome.meters[1].down["projection"] == 4 * numbers
+    assert outcome.round_stats[1].up["projection"] == outcome.round_stats[1].down["projection"] == 4 * numbers
 
 
 def test_columns_of_features_that_nobody_holds_stay() -> None:
     # only clients of half the width take part: their 32 features are the first, the other columns keep their bits
-    with Lab(Moon, {"projection_width": 16}) as lab:
-        config = lab.config(rounds=2, splitting="width", models={"group": ["tiny-resnet@0.5", "tiny-resnet"]})
-        halves = tuple(p.name for p in lab.federation(config).profiles() if p.features == 32)
-        after: Any = lab.run(config, selected=lambda number: halves).whole().server["projection"]
-        before: Any = lab.run(config, selected=lambda number: ()).whole().server["projection"]
+    with ToyFederation(Moon, {"projection_width": 16}) as toy:
+        config = toy.config(rounds=2, splitting="width", models={"group": ["tiny-resnet@0.5", "tiny-resnet"]})
+        halves = tuple(p.name for p in toy.federation(config).profiles() if p.features == 32)
+        after: Any = toy.run(config, selected=lambda number: halves).checked().server["projection"]
+        before: Any = toy.run(config, selected=lambda number: ()).checked().server["projection"]
     assert halves
     assert torch.equal(after["0.weight"][:, 32:], before["0.weight"][:, 32:])
     assert not torch.equal(after["0.weight"][:, :32], before["0.weight"][:, :32])

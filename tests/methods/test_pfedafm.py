@@ -17,8 +17,8 @@ from polyfed.errors import InputError
 from polyfed.methods.local import Local
 from polyfed.methods.pfedafm import PFedAFM
 from polyfed.models import ModelSpec, build
-from polyfed.testing.rounds import Handmade, Outcome, play, stage
-from polyfed.testing.toy_federation import Lab
+from polyfed.testing.rounds import InMemoryClients, Outcome, run_rounds
+from polyfed.testing.toy_federation import ToyFederation
 
 LABELS = [0, 0, 1, 2, 2, 2]
 SHARED = ([0, 1, 2], [0, 0, 1, 2, 2])
@@ -112,17 +112,17 @@ def test_each_step_leaves_the_other_part_alone(linears: Any) -> None:
 
 
 def test_with_private_features_alone_the_models_are_those_of_local_training() -> None:
-    with Lab(PFedAFM, {"lr_alpha": 0.0, "allow_degenerate": True}) as lab:
-        config = lab.config(rounds=3, train={"batch_size": 8, "lr": 0.05, "clip_norm": 0.3, "momentum": 0.5})
-        mixed, local = lab.run(config).whole(), lab.run(config, method=Local()).whole()
+    with ToyFederation(PFedAFM, {"lr_alpha": 0.0, "allow_degenerate": True}) as toy:
+        config = toy.config(rounds=3, train={"batch_size": 8, "lr": 0.05, "clip_norm": 0.3, "momentum": 0.5})
+        mixed, local = toy.run(config).checked(), toy.run(config, method=Local()).checked()
         for k in "01234":
             assert same(mixed.client(k).weights("model"), local.client(k).weights("model"))
 
 
 @pytest.mark.parametrize("start", [0.0, 0.3, 1.0])
 def test_alpha_stays_between_0_and_1(start: float) -> None:
-    with Lab(PFedAFM, {"lr_alpha": 30.0, "alpha_start": start}) as lab:
-        outcome = lab.run(lab.config(rounds=3)).whole()
+    with ToyFederation(PFedAFM, {"lr_alpha": 30.0, "alpha_start": start}) as toy:
+        outcome = toy.run(toy.config(rounds=3)).checked()
         alphas = [state_of(outcome, k)["alpha"] for k in "01234"]
     for alpha in alphas:
         assert alpha.min() >= 0 and alpha.max() <= 1
@@ -130,8 +130,8 @@ def test_alpha_stays_between_0_and_1(start: float) -> None:
 
 
 def test_every_client_has_its_own_alpha() -> None:
-    with Lab(PFedAFM, {"lr_alpha": 1.0}) as lab:
-        outcome = lab.run().whole()
+    with ToyFederation(PFedAFM, {"lr_alpha": 1.0}) as toy:
+        outcome = toy.run().checked()
         alphas = [state_of(outcome, k)["alpha"] for k in "01234"]
     assert all(not torch.equal(alphas[i], alphas[j]) for i in range(5) for j in range(i))
 
@@ -152,7 +152,7 @@ def test_the_aggregate_is_the_weighted_mean_and_no_clients_own(linears: Any) -> 
     assert isinstance(a, dict) and isinstance(b, dict)
     for weights, (p, q) in {"samples": (3 / 8, 5 / 8), "uniform": (0.5, 0.5)}.items():
         method = PFedAFM(weights=weights)  # type: ignore[arg-type]
-        outcome = play(stage(Handmade(method, makers)), selected=lambda n: ("0", "1")).whole()
+        outcome = run_rounds(InMemoryClients(method, makers), selected=lambda n: ("0", "1")).checked()
         got: Any = outcome.server["extractor"]
         for name in (name for name in got if got[name].is_floating_point()):
             assert torch.allclose(got[name], p * a[name] + q * b[name], rtol=1e-5, atol=1e-7)
@@ -185,8 +185,8 @@ def test_local_statistics_stay_with_their_client(linears: Any) -> None:
     name = "2.running_mean"
     for buffers in ("local", "average"):
         method = PFedAFM(buffers=buffers)
-        first = play(stage(Handmade(method, several(make, *SHARED))), 1).whole()
-        second = play(stage(Handmade(method, several(make, *SHARED))), 2).whole()
+        first = run_rounds(InMemoryClients(method, several(make, *SHARED)), 1).checked()
+        second = run_rounds(InMemoryClients(method, several(make, *SHARED)), 2).checked()
         held: Any = second.client("0")["state"]
         mean: Any = first.server["extractor"]
         reply: Any = method.train(several(make, *SHARED)[0](), message(several(make, *SHARED)[0]().model))[
@@ -203,19 +203,19 @@ def test_bytes_are_those_of_the_extractor(auxiliary: str | None) -> None:
     extractor = build(ModelSpec.parse(auxiliary or "tiny-mobile"), shape=(1, 8, 8), classes=4).backbone
     norms = [m for m in extractor.modules() if isinstance(m, nn.BatchNorm2d)]
     size = 4 * sum(p.numel() for p in extractor.parameters()) + sum(8 * m.num_features + 8 for m in norms)
-    with Lab(PFedAFM, {"auxiliary": auxiliary}) as lab:
-        outcome = lab.run(selected=lambda n: ("1", "2", "4")).whole()
-    for meter in outcome.meters:
-        assert meter.up == {"extractor": 3 * size, "samples": 0}
-        assert meter.down == {"auxiliary": 0, "extractor": 3 * size}
+    with ToyFederation(PFedAFM, {"auxiliary": auxiliary}) as toy:
+        outcome = toy.run(selected=lambda n: ("1", "2", "4")).checked()
+    for stats in outcome.round_stats:
+        assert stats.up == {"extractor": 3 * size, "samples": 0}
+        assert stats.down == {"auxiliary": 0, "extractor": 3 * size}
 
 
 def test_an_extractor_of_another_width_is_refused() -> None:
     with (
-        Lab(PFedAFM, {"auxiliary": "tiny-cnn@0.5"}) as lab,
+        ToyFederation(PFedAFM, {"auxiliary": "tiny-cnn@0.5"}) as toy,
         pytest.raises(InputError, match=r"^method.auxiliary tiny-cnn@0.5 has 32 features and .* have 64; name"),
     ):
-        lab.run()
+        toy.run()
 
 
 @pytest.mark.parametrize(

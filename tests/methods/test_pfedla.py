@@ -11,8 +11,8 @@ from polyfed.core.client import weights_of
 from polyfed.core.server import Server
 from polyfed.errors import InputError
 from polyfed.methods.pfedla import PFedLA
-from polyfed.testing.rounds import Handmade, stage
-from polyfed.testing.toy_federation import SHARES, Lab
+from polyfed.testing.rounds import InMemoryClients
+from polyfed.testing.toy_federation import CLASS_COUNTS, ToyFederation
 
 LABELS = ([0, 1, 2], [0, 0, 1, 2, 2], [1, 1])
 
@@ -20,8 +20,7 @@ LABELS = ([0, 1, 2], [0, 0, 1, 2, 2], [1, 1])
 def server_for(method: PFedLA, linears: Any, trained: bool = True) -> tuple[Server, list[Any]]:
     """A server of three clients, each with a model of its own."""
     make = linears()
-    on = stage(Handmade(method, make.several(*LABELS)))
-    server = Server(on.roster, 3, 1, 0, on.build)
+    server = InMemoryClients(method, make.several(*LABELS)).server(rounds=1)
     method.init(server)
     models = [weights_of(make.model(f"model {k}")) for k in range(3)]
     if trained:
@@ -88,8 +87,8 @@ def test_the_mixed_model_moves_toward_the_trained_one(linears: Any) -> None:
 
 
 def test_only_those_who_take_part_change_at_the_server() -> None:
-    with Lab(PFedLA, {}) as lab:
-        outcome = lab.run(selected=lambda number: ("1", "3")).whole()
+    with ToyFederation(PFedLA, {}) as toy:
+        outcome = toy.run(selected=lambda number: ("1", "3")).checked()
         held: dict[str, Any] = {k: outcome.client(k)["model"] for k in "13"}
     assert {name for name in outcome.server if name.startswith("model")} == {"model 1", "model 3"}
     for k, model in held.items():
@@ -99,9 +98,9 @@ def test_only_those_who_take_part_change_at_the_server() -> None:
 
 def test_statistics_stay_with_their_client() -> None:
     # the counter of BatchNorm is the client's own number of batches: shares of 9 to 12 samples in eights, two rounds
-    with Lab(PFedLA, {}) as lab:
-        outcome = lab.run().whole()
-    for k, share in enumerate(SHARES):
+    with ToyFederation(PFedLA, {}) as toy:
+        outcome = toy.run().checked()
+    for k, share in enumerate(CLASS_COUNTS):
         stored: Any = outcome.server[f"model {k}"]
         counters = {int(t) for name, t in stored.items() if name.endswith("num_batches_tracked")}
         batches = -(-sum(share) // 8) - (sum(share) % 8 == 1)
@@ -111,19 +110,19 @@ def test_statistics_stay_with_their_client() -> None:
 def test_layers_that_stay_at_the_client_are_not_sent(linears: Any) -> None:
     # Down in the first round is the whole model for all; then without the layers of largest own weight. With all of
     # them local nothing goes down but what is in no layer, and the clients train on alone.
-    with Lab(PFedLA, {}) as lab:
-        whole = lab.run().whole()
-        layers = len(PFedLA().layers(_first_server(lab)))
-        some = lab.run(method=PFedLA(local_layers=2)).whole()
-        every = lab.run(method=PFedLA(local_layers=layers)).whole()
-    down = [[meter.down["model"] for meter in outcome.meters] for outcome in (whole, some, every)]
-    assert down[0][0] == down[0][1] == down[1][0] == down[2][0] == whole.meters[0].up["model"]
+    with ToyFederation(PFedLA, {}) as toy:
+        whole = toy.run().checked()
+        layers = len(PFedLA().layers(_first_server(toy)))
+        some = toy.run(method=PFedLA(local_layers=2)).checked()
+        every = toy.run(method=PFedLA(local_layers=layers)).checked()
+    down = [[stats.down["model"] for stats in outcome.round_stats] for outcome in (whole, some, every)]
+    assert down[0][0] == down[0][1] == down[1][0] == down[2][0] == whole.round_stats[0].up["model"]
     assert 0 < down[1][1] < down[0][1] and down[2][1] == 0
-    assert all(meter.up == whole.meters[0].up for meter in some.meters)
+    assert all(stats.up == whole.round_stats[0].up for stats in some.round_stats)
 
 
-def _first_server(lab: Lab) -> Server:
-    federation = lab.federation(lab.config())
+def _first_server(toy: ToyFederation) -> Server:
+    federation = toy.federation(toy.config())
     server = federation.server(federation.profiles())
     PFedLA().init(server)
     return server

@@ -14,8 +14,8 @@ from polyfed.errors import InputError
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.scaffold import Scaffold
 from polyfed.models.slicing import OwnerMean
-from polyfed.testing.rounds import Handmade, play, stage
-from polyfed.testing.toy_federation import SHARES, Lab
+from polyfed.testing.rounds import InMemoryClients, run_rounds
+from polyfed.testing.toy_federation import CLASS_COUNTS, ToyFederation
 
 LABELS = ([0, 1, 2], [0, 0, 1, 2, 2])
 TURNS = {1: ("0", "1", "2"), 2: ("1", "3")}
@@ -37,10 +37,10 @@ CASES = [(changed, full, "II") for changed in SPLITTINGS for full in (True, Fals
 )
 def test_the_servers_control_is_the_mean_of_the_clients(changed: dict[str, Any], full: bool, option: str) -> None:
     # c(q) = (1/N_q) sum of c_k(q) over all N_q clients that hold q, also those who never took part: theirs is zero
-    with Lab(Scaffold, {"option": option}) as lab:
-        config = lab.config(rounds=2, **changed)
-        federation = lab.federation(config)
-        outcome = lab.run(config, selected=None if full else lambda number: TURNS[number]).whole()
+    with ToyFederation(Scaffold, {"option": option}) as toy:
+        config = toy.config(rounds=2, **changed)
+        federation = toy.federation(config)
+        outcome = toy.run(config, selected=None if full else lambda number: TURNS[number]).checked()
         states: dict[str, Any] = {k: outcome.client(k)["state"] for k in outcome.ledger.digests}
     assert len(states) == (5 if full else 4)
     family, server = federation.family, outcome.server["control"]
@@ -59,18 +59,18 @@ def test_the_servers_control_is_the_mean_of_the_clients(changed: dict[str, Any],
 
 
 def test_controls_hold_parameters_only() -> None:
-    with Lab(Scaffold, {}) as lab:
-        outcome = lab.run().whole()
-        names = {name for name, _ in lab.federation(lab.config()).make("0").model.named_parameters()}
+    with ToyFederation(Scaffold, {}) as toy:
+        outcome = toy.run().checked()
+        names = {name for name, _ in toy.federation(toy.config()).make("0").model.named_parameters()}
     server: Any = outcome.server["control"]
     assert server.keys() == names
 
 
 def test_one_client_is_fedavg_to_the_last_bit() -> None:
     # c = c_0 always: the correction is 0
-    with Lab(Scaffold, {}) as lab:
-        config = lab.config(SHARES[:1])
-        controlled, plain = lab.run(config).whole(), lab.run(config, method=FedAvg()).whole()
+    with ToyFederation(Scaffold, {}) as toy:
+        config = toy.config(CLASS_COUNTS[:1])
+        controlled, plain = toy.run(config).checked(), toy.run(config, method=FedAvg()).checked()
     a: Any = controlled.server["model"]
     b: Any = plain.server["model"]
     assert all(torch.equal(a[name], b[name]) for name in b)
@@ -110,7 +110,7 @@ def test_it_stops_where_the_common_gradient_is_zero(linears: Any) -> None:
     labels = ([0, 0, 0, 1], [2, 2, 1, 2])
 
     def slope(method: Any) -> float:
-        model: Any = play(stage(Handmade(method, make.several(*labels))), 40).whole().server["model"]
+        model: Any = run_rounds(InMemoryClients(method, make.several(*labels)), 40).checked().server["model"]
         total: list[Any] = []
         for k, own in enumerate(labels):
             client = make.client(str(k), own)
@@ -125,10 +125,10 @@ def test_it_stops_where_the_common_gradient_is_zero(linears: Any) -> None:
 
 @pytest.mark.parametrize(("train", "said"), [({"optimizer": "adam"}, "Adam"), ({"momentum": 0.9}, "momentum 0.9")])
 def test_other_optimisers_are_refused_unless_allowed(train: dict[str, Any], said: str) -> None:
-    with Lab(Scaffold, {}) as lab:
-        folder = lab.new_folder()
+    with ToyFederation(Scaffold, {}) as toy:
+        folder = toy.new_folder()
         with pytest.raises(InputError, match=f"SCAFFOLD needs plain SGD, but the clients train with {said}"):
-            lab.experiment(lab.settings(train=train), folder)
+            toy.experiment(toy.settings(train=train), folder)
         assert not folder.exists()
-        allowed = lab.run(lab.config(train={"batch_size": 8, **train}), method=Scaffold(allow_any_optimizer=True))
-    assert allowed.whole().ledger.digests
+        allowed = toy.run(toy.config(train={"batch_size": 8, **train}), method=Scaffold(allow_any_optimizer=True))
+    assert allowed.checked().ledger.digests

@@ -12,7 +12,7 @@ from tests.methods.sub_models import server_of, sizes
 
 from polyfed.errors import InputError
 from polyfed.methods.scalefl import ScaleFL
-from polyfed.testing.toy_federation import SHARES, Lab
+from polyfed.testing.toy_federation import CLASS_COUNTS, ToyFederation
 
 LEVELS = ("tiny-resnet-wide@0.5:2", "tiny-resnet-wide:2-4-6")
 
@@ -57,13 +57,13 @@ def test_the_last_exit_teaches_and_is_not_taught() -> None:
 def test_the_divergence_counts_after_the_first_quarter() -> None:
     # Of 8 rounds, 1 and 2 are the first quarter. In a run of 4 that waits for a half, so are they.
     digests = []
-    with Lab(ScaleFL, {}) as lab:
+    with ToyFederation(ScaleFL, {}) as toy:
         for gamma in (0.05, 5.0):
             method = ScaleFL(gamma=gamma, statistics="finish", distil_from=0.5)
-            config = lab.config(SHARES[:2], rounds=4)
-            outcome = lab.run(config, method=method, selected=lambda number: ("1",)).whole()
+            config = toy.config(CLASS_COUNTS[:2], rounds=4)
+            outcome = toy.run(config, method=method, selected=lambda number: ("1",)).checked()
             digests.append([after["1"] for after in outcome.after_rounds])
-        server = server_of(lab, rounds=8)
+        server = server_of(toy, rounds=8)
         told = []
         for server.round in range(1, 9):
             told.append(ScaleFL().news(server)["distils"])
@@ -73,9 +73,9 @@ def test_the_divergence_counts_after_the_first_quarter() -> None:
 
 
 def test_what_lies_beyond_a_level_keeps_its_bits() -> None:
-    with Lab(ScaleFL, {}) as lab:
-        before = server_of(lab).memory.weights("model")
-        outcome = lab.run(lab.config(rounds=1), selected=lambda number: ("0",)).whole()
+    with ToyFederation(ScaleFL, {}) as toy:
+        before = server_of(toy).memory.weights("model")
+        outcome = toy.run(toy.config(rounds=1), selected=lambda number: ("0",)).checked()
     after: Any = outcome.server["model"]
     beyond = [name for name in before if name.startswith(("backbone.trunk.stages.1", "backbone.trunk.stages.2"))]
     beyond += [name for name in before if name.startswith(("backbone.necks.4", "head.4", "head.6"))]
@@ -88,18 +88,18 @@ def test_what_lies_beyond_a_level_keeps_its_bits() -> None:
 
 def test_a_slice_with_its_exits_travels_each_way() -> None:
     (small, _), (large, _) = (sizes(spec) for spec in LEVELS)
-    with Lab(ScaleFL, {"bn": "batch"}) as lab:
-        meters = lab.run().whole().meters
-    for meter in meters:
-        assert meter.up == {"model": 4 * (3 * small + 2 * large), "samples": 0}
-        assert meter.down == {"model": 4 * (3 * small + 2 * large), "rate": 0, "distils": 0}
+    with ToyFederation(ScaleFL, {"bn": "batch"}) as toy:
+        round_stats = toy.run().checked().round_stats
+    for stats in round_stats:
+        assert stats.up == {"model": 4 * (3 * small + 2 * large), "samples": 0}
+        assert stats.down == {"model": 4 * (3 * small + 2 * large), "rate": 0, "distils": 0}
 
 
 def test_absent_classes_can_be_masked_at_every_exit() -> None:
     # Clients 0 and 1 have classes {0, 1} and {1, 2}: nobody's is class 3.
-    with Lab(ScaleFL, {"mask_absent_classes": True}) as lab:
-        before = server_of(lab).memory.weights("model")
-        outcome = lab.run(lab.config(SHARES[:2], rounds=1)).whole()
+    with ToyFederation(ScaleFL, {"mask_absent_classes": True}) as toy:
+        before = server_of(toy).memory.weights("model")
+        outcome = toy.run(toy.config(CLASS_COUNTS[:2], rounds=1)).checked()
     after: Any = outcome.server["model"]
     for head in ("head.2.weight", "head.4.weight", "head.6.bias"):
         assert torch.equal(after[head][3], before[head][3]) and not torch.equal(after[head][1], before[head][1])
@@ -119,5 +119,8 @@ def test_wrong_options_are_refused(fields: dict[str, Any], said: str) -> None:
 
 
 def test_models_without_exits_are_refused_before_anything_is_written() -> None:
-    with Lab(ScaleFL, {}) as lab, pytest.raises(InputError, match="needs models with early exits, but tiny-resnet"):
-        lab.experiment(lab.settings(models={"group": ["tiny-resnet@0.5", "tiny-resnet"]}))
+    with (
+        ToyFederation(ScaleFL, {}) as toy,
+        pytest.raises(InputError, match="needs models with early exits, but tiny-resnet"),
+    ):
+        toy.experiment(toy.settings(models={"group": ["tiny-resnet@0.5", "tiny-resnet"]}))

@@ -16,7 +16,7 @@ from polyfed.federation.splitting import splittable_methods
 from polyfed.methods.fedavg import FedAvg
 from polyfed.models import ModelSpec, build
 from polyfed.models.slicing import cut_specs, extract
-from polyfed.testing.toy_federation import SHARES, Lab
+from polyfed.testing.toy_federation import CLASS_COUNTS, ToyFederation
 
 STAGES: dict[str, Any] = {"splitting": "stage", "models": {"group": "tiny-resnets"}}
 WIDTHS: dict[str, Any] = {"splitting": "width", "models": {"group": ["tiny-resnet@0.5", "tiny-resnet"]}}
@@ -34,10 +34,10 @@ def test_these_methods_leave_it_to_the_config_what_clients_hold() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_clients_that_hold_everything_are_the_plain_method(method: str) -> None:
-    with Lab(catalogue.load(method), {}) as lab:
-        plain = lab.run(lab.config(models={"group": ["tiny-resnet"]}))
-        held = lab.run(lab.config(splitting="width", models={"group": ["tiny-resnet"], "server": "tiny-resnet"}))
-    assert plain.whole().hash == held.whole().hash
+    with ToyFederation(catalogue.load(method), {}) as toy:
+        plain = toy.run(toy.config(models={"group": ["tiny-resnet"]}))
+        held = toy.run(toy.config(splitting="width", models={"group": ["tiny-resnet"], "server": "tiny-resnet"}))
+    assert plain.checked().hash == held.checked().hash
 
 
 # every position is averaged over those who hold it (B5 test 2 is in test_scaffold.py, test 3 in test_fednova.py)
@@ -45,10 +45,10 @@ def test_clients_that_hold_everything_are_the_plain_method(method: str) -> None:
 
 @pytest.mark.parametrize("changed", [STAGES, WIDTHS, DEPTHS], ids=["stage", "width", "layer"])
 def test_positions_are_averaged_over_their_holders(changed: dict[str, Any]) -> None:
-    with Lab(FedAvg, {"weights": "uniform"}) as lab:
-        config = lab.config(rounds=1, **changed)
-        federation = lab.federation(config)
-        outcome = lab.run(config).whole()
+    with ToyFederation(FedAvg, {"weights": "uniform"}) as toy:
+        config = toy.config(rounds=1, **changed)
+        federation = toy.federation(config)
+        outcome = toy.run(config).checked()
         trained = {p.name: outcome.client(p.name).weights("model") for p in federation.profiles()}
     server: Any = outcome.server["model"]
     family = federation.family
@@ -67,10 +67,10 @@ def test_positions_are_averaged_over_their_holders(changed: dict[str, Any]) -> N
 
 
 def test_what_nobody_holds_keeps_its_bits() -> None:
-    with Lab(FedAvg, {}) as lab:
-        config = lab.config(splitting="stage", models={"group": ["tiny-resnet10"], "server": "tiny-resnet26"})
-        after: Any = lab.run(config).whole().server["model"]
-        federation = lab.federation(config)
+    with ToyFederation(FedAvg, {}) as toy:
+        config = toy.config(splitting="stage", models={"group": ["tiny-resnet10"], "server": "tiny-resnet26"})
+        after: Any = toy.run(config).checked().server["model"]
+        federation = toy.federation(config)
         before = weights_of(federation.common_model("tiny-resnet26"))
         held = federation.family.cut(federation.specs[0].text)
     assert 0 < len(held) < len(before)
@@ -80,12 +80,12 @@ def test_what_nobody_holds_keeps_its_bits() -> None:
 
 def test_equal_architectures_share_and_others_do_not() -> None:
     # clients 0, 2, 4 have one, 1 and 3 the other: what 1 and 3 do leaves the first architecture alone
-    with Lab(FedAvg, {}) as lab:
-        config = lab.config(rounds=1, **APART)
-        both = lab.run(config).whole()
-        one = lab.run(config, selected=lambda number: ("0", "2", "4")).whole()
-        family = lab.federation(config).family
-        specs = [spec.text for spec in lab.federation(config).specs]
+    with ToyFederation(FedAvg, {}) as toy:
+        config = toy.config(rounds=1, **APART)
+        both = toy.run(config).checked()
+        one = toy.run(config, selected=lambda number: ("0", "2", "4")).checked()
+        family = toy.federation(config).family
+        specs = [spec.text for spec in toy.federation(config).specs]
     a: Any = both.server["model"]
     b: Any = one.server["model"]
     mine, theirs = (family.name(spec, "") for spec in specs[:2])
@@ -150,10 +150,10 @@ def _outputs(model: Any, x: torch.Tensor) -> list[list[torch.Tensor]]:
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_sentence(method: str, changed: dict[str, Any], said: str) -> None:
-    with Lab(catalogue.load(method), {}) as lab:
-        folder = lab.new_folder()
+    with ToyFederation(catalogue.load(method), {}) as toy:
+        folder = toy.new_folder()
         with pytest.raises(InputError, match=said) as refusal:
-            lab.experiment(lab.settings(**changed), folder)
+            toy.experiment(toy.settings(**changed), folder)
         assert not folder.exists() and "\n" not in str(refusal.value)
 
 
@@ -162,11 +162,11 @@ def test_what_does_not_fit_is_refused_in_one_sentence(method: str, changed: dict
 
 @pytest.mark.parametrize(("assign", "member"), [("smallest", "tiny-resnet10"), ("largest", "tiny-resnet26")])
 def test_one_member_for_all_is_fedavg_built_by_hand(assign: str, member: str) -> None:
-    with Lab(FedAvg, {}) as lab:
-        chosen = lab.config(SHARES[:3], rounds=1, models={"group": "tiny-resnets", "assign": assign})
-        built = lab.config(SHARES[:3], rounds=1, models={"group": [member]})
-        federation = lab.federation(chosen)
-        assert lab.run(chosen).whole().hash == lab.run(built).whole().hash
+    with ToyFederation(FedAvg, {}) as toy:
+        chosen = toy.config(CLASS_COUNTS[:3], rounds=1, models={"group": "tiny-resnets", "assign": assign})
+        built = toy.config(CLASS_COUNTS[:3], rounds=1, models={"group": [member]})
+        federation = toy.federation(chosen)
+        assert toy.run(chosen).checked().hash == toy.run(built).checked().hash
     sizes = [
         sum(p.numel() for p in build(ModelSpec(f"tiny-resnet{n}"), shape=(1, 8, 8), classes=4).parameters())
         for n in (10, 14, 18, 22, 26)
@@ -187,10 +187,10 @@ def test_one_member_for_all_is_fedavg_built_by_hand(assign: str, member: str) ->
 def test_bytes_are_those_of_the_formulas(method: str, changed: dict[str, Any]) -> None:
     # theta_k both ways; SCAFFOLD's controls once more the parameters; MOON's projection d 256 + 256 + 256^2 + 256
     # numbers. Buffers of BatchNorm come on top (R3): statistics in floats, a counter in eight bytes.
-    with Lab(catalogue.load(method), {}) as lab:
-        config = lab.config(rounds=1, **changed)
-        models = [lab.federation(config).make(str(k)).model for k in range(5)]
-        meter = lab.run(config).whole().meters[0]
+    with ToyFederation(catalogue.load(method), {}) as toy:
+        config = toy.config(rounds=1, **changed)
+        models = [toy.federation(config).make(str(k)).model for k in range(5)]
+        stats = toy.run(config).checked().round_stats[0]
     state = sum(t.nbytes for model in models for t in model.state_dict().values())
     parameters = sum(p.nbytes for model in models for p in model.parameters())
     down = {"model": state}
@@ -199,8 +199,8 @@ def test_bytes_are_those_of_the_formulas(method: str, changed: dict[str, Any]) -
     if method == "moon":
         down["projection"] = sum(4 * (model.feature_dim * 256 + 256 + 256 * 256 + 256) for model in models)
     numbers = {} if method == "pfedla" else {"samples": 0} | ({"normaliser": 0} if method == "fednova" else {})
-    assert meter.down == down
-    assert meter.up == down | numbers  # a number is part of a message's frame, which is counted as overhead
+    assert stats.down == down
+    assert stats.up == down | numbers  # a number is part of a message's frame, which is counted as overhead
 
 
 # noise on uploads
@@ -232,28 +232,28 @@ def test_noise_is_on_the_upload_alone_and_as_strong_as_asked(method: str, linear
 
 
 def test_noise_is_drawn_anew_for_every_client_and_round() -> None:
-    with Lab(FedAvg, {"upload_noise": 0.5}) as lab:
-        noisy, again = lab.run().whole(), lab.run().whole()
-        clean = lab.run(method=FedAvg()).whole()
+    with ToyFederation(FedAvg, {"upload_noise": 0.5}) as toy:
+        noisy, again = toy.run().checked(), toy.run().checked()
+        clean = toy.run(method=FedAvg()).checked()
     assert noisy.hash == again.hash != clean.hash
 
 
 def test_a_shorter_server_step() -> None:
     # theta + 0.5 mean of the changes, on what is trained; statistics are averaged as ever
-    with Lab(FedAvg, {}) as lab:
-        config = lab.config(rounds=1)
-        whole: Any = lab.run(config).whole().server["model"]
-        half: Any = lab.run(config, method=FedAvg(server_lr=0.5)).whole().server["model"]
-        start = weights_of(lab.federation(config).common_model("tiny-resnet"))
-        trained = {name for name, _ in lab.federation(config).make("0").model.named_parameters()}
+    with ToyFederation(FedAvg, {}) as toy:
+        config = toy.config(rounds=1)
+        whole: Any = toy.run(config).checked().server["model"]
+        half: Any = toy.run(config, method=FedAvg(server_lr=0.5)).checked().server["model"]
+        start = weights_of(toy.federation(config).common_model("tiny-resnet"))
+        trained = {name for name, _ in toy.federation(config).make("0").model.named_parameters()}
     for name, old in start.items():
         wanted = (old + whole[name]) / 2 if name in trained else whole[name]
         assert torch.allclose(half[name].double(), wanted.double(), rtol=1e-5, atol=1e-6)
 
 
 def test_a_server_model_that_nobody_holds_a_part_of_is_refused(tmp_path: Path) -> None:
-    with Lab(FedAvg, {}) as lab:
-        settings = lab.settings(SHARES[:2], models={"group": ["tiny-resnet10"], "server": "tiny-resnet18"})
+    with ToyFederation(FedAvg, {}) as toy:
+        settings = toy.settings(CLASS_COUNTS[:2], models={"group": ["tiny-resnet10"], "server": "tiny-resnet18"})
         with pytest.raises(InputError, match=r"models\.server is given"):
-            lab.experiment(settings, tmp_path / "run")
+            toy.experiment(settings, tmp_path / "run")
     assert not (tmp_path / "run").exists()

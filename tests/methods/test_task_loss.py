@@ -16,7 +16,7 @@ from polyfed import catalogue
 from polyfed.comparison.losses import loss_increase
 from polyfed.core import client as client_room
 from polyfed.models.split import SplitModel
-from polyfed.testing.toy_federation import SHARES, Lab
+from polyfed.testing.toy_federation import CLASS_COUNTS, ToyFederation
 from polyfed.training import Fit, Samples, fit
 
 # Methods whose task is itself another than the cross-entropy of the client's model. Whoever is not here and adds to
@@ -52,12 +52,12 @@ def test_the_first_term_is_the_cross_entropy_of_the_clients_model(name: str, mon
         return fit(modules, loss, samples, *rest, **more)
 
     monkeypatch.setattr(client_room, "fit", watched)
-    with Lab(catalogue.load(name), LITTLE_WORK.get(name, {})) as lab:
-        outcome = lab.run(lab.config(SHARES[:2])).whole()
+    with ToyFederation(catalogue.load(name), LITTLE_WORK.get(name, {})) as toy:
+        outcome = toy.run(toy.config(CLASS_COUNTS[:2])).checked()
     assert len(seen) >= 2
     for task, plain in seen:
         assert task == pytest.approx(plain, rel=1e-5)
-    assert all(meter.task_loss() is not None for meter in outcome.meters)
+    assert all(stats.task_loss() is not None for stats in outcome.round_stats)
 
 
 def test_what_is_trained_beside_the_model_is_not_in_the_curve(linears: Any) -> None:
@@ -71,9 +71,9 @@ def test_what_is_trained_beside_the_model_is_not_in_the_curve(linears: Any) -> N
 
 @pytest.mark.parametrize("name", ["fedtype", "pfedafm"])
 def test_of_two_fits_in_a_round_one_counts(name: str) -> None:
-    with Lab(catalogue.load(name), {}) as lab:
-        meter = lab.run(lab.config(rounds=1)).whole().meters[0]
-    assert len(meter.trained) == len(SHARES)  # one per client, though each trained two models
+    with ToyFederation(catalogue.load(name), {}) as toy:
+        stats = toy.run(toy.config(rounds=1)).checked().round_stats[0]
+    assert len(stats.trained) == len(CLASS_COUNTS)  # one per client, though each trained two models
 
 
 def test_loss_increase_by_hand() -> None:

@@ -13,7 +13,7 @@ import torch
 
 from polyfed.core.codec import decode, encode
 from polyfed.core.engine import Answer, Call, Task
-from polyfed.engines.ray_cluster import Cluster, Share
+from polyfed.engines.ray_cluster import Cluster, WorkerResources
 from polyfed.engines.ray_engine import RayEngine
 from polyfed.errors import InputError, RunError
 from polyfed.runs.state_store import FolderStore
@@ -68,7 +68,7 @@ class Asked:
         self.store = FolderStore(folder / "states")
         (folder / "ray_echo_host.py").write_text(ECHO)
         description = {"folder": str(folder), "search": [str(folder)], **more.pop("description", {})}
-        cluster = Cluster(None, 2, Share(1.0, 0.0))
+        cluster = Cluster(None, 2, WorkerResources(1.0, 0.0))
         workers = more.pop("workers", 2)
         self.engine = RayEngine(cluster, MAKER, description, [], self.store, workers, **more)
         self.versions: dict[str, int] = {}
@@ -211,11 +211,11 @@ def test_a_client_that_keeps_killing_actors_and_one_that_is_late_are_left_out(as
 
 def test_more_workers_than_fit_are_refused() -> None:
     with pytest.raises(InputError, match=r"engine.workers is 5, but .* room for 2 workers with 1 CPUs each"):
-        Cluster(None, None, Share(1.0, 0.0)).room_for(5, 20)
+        Cluster(None, None, WorkerResources(1.0, 0.0)).room_for(5, 20)
     with pytest.raises(InputError, match="no node of the Ray cluster has 1 CPUs and 1 GPUs"):
-        Cluster(None, None, Share(1.0, 1.0)).room_for(None, 20)
-    assert Cluster(None, None, Share(0.5, 0.0)).room_for(None, 20) == 4
-    assert Cluster(None, None, Share(0.5, 0.0)).room_for(None, 3) == 3
+        Cluster(None, None, WorkerResources(1.0, 1.0)).room_for(None, 20)
+    assert Cluster(None, None, WorkerResources(0.5, 0.0)).room_for(None, 20) == 4
+    assert Cluster(None, None, WorkerResources(0.5, 0.0)).room_for(None, 3) == 3
 
 
 def test_a_worker_that_cannot_be_set_up_says_why(asked: Asked, tmp_path: Path) -> None:

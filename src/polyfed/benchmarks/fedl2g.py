@@ -80,4 +80,4 @@ class _Side:
         self.door.begin_round(number)
         self.server.round = number
         self.made.method.round(self.server, Cohort(self.door, self.made.names, lambda names: None))
-        return self.door.meter.client_seconds
+        return self.door.stats.client_seconds

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from polyfed.core.codec import Frame, MessageHeader, decode, encode, read_header
-from polyfed.core.engine import INITIAL, Answer, Call, Engine, Failure, Task, Trained
+from polyfed.core.engine import INITIAL, Answer, Call, Engine, Failure, Task, TrainingStats
 from polyfed.core.method import Method, Outgoing
 from polyfed.core.payload import Payload, Value
 from polyfed.core.probes import SAMPLES, Look
@@ -41,7 +41,7 @@ class Ledger:
 
 
 @dataclass
-class Meter:
+class RoundStats:
     """What one round cost and what went wrong in it."""
 
     up: dict[str, int] = field(default_factory=dict)  # bytes by field
@@ -50,7 +50,7 @@ class Meter:
     overhead_down: int = 0
     left: list[dict[str, object]] = field(default_factory=list)  # what left each client, by field
     failures: list[dict[str, object]] = field(default_factory=list)
-    trained: list[Trained] = field(default_factory=list)
+    trained: list[TrainingStats] = field(default_factory=list)
     client_seconds: float = 0.0  # sum over clients of the time their steps took
     waited: float = 0.0  # time the server waited for calls
     evaluated: float = 0.0
@@ -84,7 +84,7 @@ class Door:
         self.ledger = Ledger()
         self.round_start = Ledger()  # to go back to when a round is repeated
         self.pinned: list[Mapping[str, int]] = []  # what checkpoints refer to, by client
-        self.meter = Meter()
+        self.stats = RoundStats()
         self.round = 0
         self._engine = engine
         self._profiles = {profile.name: profile for profile in roster}
@@ -100,7 +100,7 @@ class Door:
     def begin_round(self, number: int) -> None:
         """Start counting anew, unless a round is repeated. What only earlier rounds needed may go from now on."""
         if number != self.round:
-            self.meter = Meter()
+            self.stats = RoundStats()
         self.round = number
         self.round_start = self.ledger.copy()
         self._calls_of_step = {}
@@ -108,7 +108,7 @@ class Door:
     def undo_round(self) -> None:
         """Every client is again as the round found it. Call numbers go on: each stands for one call."""
         made, exists = self.ledger.calls, self.ledger.alive
-        self.meter.trained = []  # of what is undone, only its cost stays
+        self.stats.trained = []  # of what is undone, only its cost stays
         self.ledger = self.round_start.copy()
         self.ledger.calls, self.ledger.alive = made, exists
 
@@ -145,8 +145,8 @@ class Door:
             frames = [shared, own[name]] if name in own else [shared]
             for frame in frames:
                 for field_name, size in frame.fields.items():
-                    self.meter.down[field_name] = self.meter.down.get(field_name, 0) + size
-                self.meter.overhead_down += frame.overhead
+                    self.stats.down[field_name] = self.stats.down.get(field_name, 0) + size
+                self.stats.overhead_down += frame.overhead
         compared = any(isinstance(kind, TreeField) and kind.like for kind in messages.up.values())
         sent = read_header(shared.data) if compared else None
         replied = 0
@@ -159,7 +159,7 @@ class Door:
                 yield answer.client, reply
         needed = min(self._min_replies, len(clients))
         if replied < needed:
-            first = next((f for f in self.meter.failures if f["call"] == call.number), {})
+            first = next((f for f in self.stats.failures if f["call"] == call.number), {})
             raise TooFewRepliesError(
                 f"round {self.round}: {replied} of {len(clients)} clients answered '{'+'.join(steps)}', at least "
                 f"{needed} must; the first failure is client {first.get('client')}: {first.get('message')}"
@@ -172,7 +172,7 @@ class Door:
             while True:
                 started = time.perf_counter()
                 answer = next(answers, None)
-                self.meter.waited += time.perf_counter() - started
+                self.stats.waited += time.perf_counter() - started
                 if answer is None:
                     return
                 yield answer
@@ -181,7 +181,7 @@ class Door:
 
     def _accept(self, call: Call, answer: Answer, messages: Messages, sent: MessageHeader | None) -> Payload | None:
         """Count and check one answer; a bad one is recorded and left out, and its client stays as it was."""
-        self.meter.client_seconds += answer.seconds
+        self.stats.client_seconds += answer.seconds
         failure = answer.failure
         reply: Payload | None = None
         sizes: dict[str, int] = {}
@@ -196,18 +196,18 @@ class Door:
             except PayloadError as error:
                 failure, reply = Failure("refused", str(error)), None
         if failure is not None or reply is None:
-            self.meter.overhead_up += len(answer.frame)  # it travelled, whatever it was
+            self.stats.overhead_up += len(answer.frame)  # it travelled, whatever it was
             self._failed(call, answer.client, failure or Failure("unavailable", "no answer"))
             return None
         for name, size in sizes.items():
-            self.meter.up[name] = self.meter.up.get(name, 0) + size
-        self.meter.overhead_up += len(answer.frame) - sum(sizes.values())
-        self.meter.left.append(
+            self.stats.up[name] = self.stats.up.get(name, 0) + size
+        self.stats.overhead_up += len(answer.frame) - sum(sizes.values())
+        self.stats.left.append(
             {"client": answer.client, "step": "+".join(call.steps), "fields": sizes, "shapes": shapes}
         )
         if self._keep is not None:
             self._keep(call, answer.client, answer.frame)
-        self.meter.trained.extend(answer.trained)
+        self.stats.trained.extend(answer.trained)
         self.ledger.versions[answer.client] = call.number
         self.ledger.digests[answer.client] = answer.digest
         return reply
@@ -229,7 +229,7 @@ class Door:
         started = time.perf_counter()
         done: Future[dict[str, dict[str, tuple[int, int]]]] = Future()
         done.set_result(self.measure(clients, measures, published))
-        self.meter.blocked += time.perf_counter() - started
+        self.stats.blocked += time.perf_counter() - started
         return done
 
     def settle(self) -> None:
@@ -238,7 +238,7 @@ class Door:
             started = time.perf_counter()
             waiting, self._measuring = self._measuring, None
             waiting.result()
-            self.meter.blocked += time.perf_counter() - started
+            self.stats.blocked += time.perf_counter() - started
 
     def measure(
         self, clients: Sequence[str], measures: tuple[str, ...], published: Outgoing
@@ -247,7 +247,9 @@ class Door:
         started = time.perf_counter()
         shared, own = encode(published.shared).data, _encoded(published.each)
         found: dict[str, dict[str, tuple[int, int]]] = {}
-        twins = self._twins(clients, own) if self.method.alike() else {name: name for name in clients}
+        twins = (
+            self._twins(clients, own) if self.method.predicts_from_published() else {name: name for name in clients}
+        )
         one_of_each = list(dict.fromkeys(twins.values()))
         # Everybody on data of their own; on what is the same for all, one of those who would answer alike.
         plans = [(clients, tuple(m for m in measures if m != "global")), (one_of_each, ("global",))]
@@ -271,7 +273,7 @@ class Door:
                     continue
                 for name, counts in counted.items():
                     found.setdefault(name, {})[answer.client] = counts
-        self.meter.evaluated += time.perf_counter() - started
+        self.stats.evaluated += time.perf_counter() - started
 
         def of(name: str, client: str) -> tuple[int, int]:
             """A client that could not be measured counts as one without test samples."""
@@ -299,8 +301,8 @@ class Door:
             else:
                 yield answer.client, seen
         took = time.perf_counter() - started
-        self.meter.evaluated += took
-        self.meter.blocked += took
+        self.stats.evaluated += took
+        self.stats.blocked += took
 
     def _twins(self, clients: Sequence[str], own: Mapping[str, Frame]) -> dict[str, str]:
         """For every client the first with the same architecture and the same message: both answer alike."""
@@ -321,7 +323,7 @@ class Door:
         """Record that a client gave no usable answer; what it could not keep ends the run."""
         if why.kind == "storage":
             raise RunError(f"round {self.round}: {why.message}")  # going on would lose what is not kept
-        self.meter.failures.append(
+        self.stats.failures.append(
             {
                 "round": self.round,
                 "client": client,

@@ -39,7 +39,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingStats:
     """What a step trained: the mean of the task's own loss, over how many samples, in how many steps."""
 
     loss: float
@@ -65,7 +65,7 @@ class Answer:
     failure: Failure | None = None
     digest: str = ""  # of the client's new state
     seconds: float = 0.0
-    trained: tuple[Trained, ...] = ()
+    trained: tuple[TrainingStats, ...] = ()
 
 
 class Engine(Protocol):

@@ -16,7 +16,7 @@ Released = Mapping[str, Sequence[str]]
 
 
 @runtime_checkable
-class ReleaseBook(Protocol):
+class ReleaseLog(Protocol):
     """A store that keeps what clients have released, whatever state they are brought back to."""
 
     def read_releases(self, client: str) -> bytes:

@@ -16,10 +16,10 @@ from typing import Protocol
 from polyfed.core import rng
 from polyfed.core.client import Client, copy_into, weights_of
 from polyfed.core.codec import MessageHeader, decode, encode, read_header
-from polyfed.core.engine import INITIAL, Answer, Call, Failure, StateStore, Task, Trained
-from polyfed.core.guard import Guard, ReleaseBook, Released
+from polyfed.core.engine import INITIAL, Answer, Call, Failure, StateStore, Task, TrainingStats
+from polyfed.core.guard import Guard, Released, ReleaseLog
 from polyfed.core.method import Method
-from polyfed.core.payload import Payload, Value, own_copy
+from polyfed.core.payload import Payload, Value, detached_copy
 from polyfed.core.probes import PROBES, look
 from polyfed.core.schema import check_finite, check_header
 from polyfed.core.step import combined
@@ -75,7 +75,7 @@ class Host:
         self._live: OrderedDict[str, _Live] = OrderedDict()
         self._held = 0  # bytes of the live clients
         self._shared: tuple[tuple[int, bytes], MessageHeader, Payload | None] | None = None
-        if maker.secret and not isinstance(store, ReleaseBook):
+        if maker.secret and not isinstance(store, ReleaseLog):
             raise StateError("clients whose owner has a secret need a store that keeps what they released")
 
     def handle(self, call: Call, task: Task, shared: bytes) -> Answer:
@@ -105,7 +105,7 @@ class Host:
             self._drop(task.client)  # it may be half changed; its last state is in the store
             words = str(error) if isinstance(error, PolyfedError) else f"{type(error).__name__}: {error}"
             return Answer(task.client, failure=Failure("raised", words, traceback.format_exc()))
-        trained = tuple(Trained(f.loss, f.samples, f.steps) for f in client.fits if f.samples and not f.aside)
+        trained = tuple(TrainingStats(f.loss, f.samples, f.steps) for f in client.fits if f.samples and not f.aside)
         self._make_room(keep=task.client)
         return Answer(task.client, frame, None, live.digest, time.perf_counter() - started, trained)
 
@@ -142,13 +142,13 @@ class Host:
 
     def _released(self, live: _Live) -> Released:
         """The releases to go by: at a site those of its own book, whichever state the coordinator names."""
-        if not self._maker.secret or not isinstance(self._store, ReleaseBook):
+        if not self._maker.secret or not isinstance(self._store, ReleaseLog):
             return live.released
         found: Released = json.loads(self._store.read_releases(live.client.name) or b"{}")
         return found
 
     def _note_released(self, live: _Live, released: Released) -> None:
-        if self._maker.secret and isinstance(self._store, ReleaseBook):
+        if self._maker.secret and isinstance(self._store, ReleaseLog):
             self._store.write_releases(live.client.name, json.dumps(released).encode())  # before anything leaves
         else:
             live.released = released
@@ -193,7 +193,7 @@ class Host:
                 )
         client.step = "evaluate"
         adopts = type(method).adopt is not Method.adopt
-        kept = (weights_of(client.model), own_copy(client.state)) if adopts else None
+        kept = (weights_of(client.model), detached_copy(client.state)) if adopts else None
         found: dict[str, Value] = {}
         try:
             with rng.seeded(client.seed, "torch", client.name, call.round, "evaluate"):
@@ -249,7 +249,7 @@ class Host:
         frame = encode(kept)
         self._store.write(live.client.name, version, frame.data)
         # Its own copies, as after a restart: what is shared with a message or with the model stays no state (R2).
-        live.client.state = own_copy(live.client.state)
+        live.client.state = detached_copy(live.client.state)
         live.version, live.digest = version, self._sealed(frame.digest)
         self._weigh(live, len(frame.data))
 

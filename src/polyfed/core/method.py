@@ -44,7 +44,7 @@ class Method:
     sends: ClassVar[Sends] = Sends()
     one_model: ClassVar[bool] = False  # keeps one model by core.one_model: sub-models and server filters work with it
     excused: ClassVar[Mapping[str, str]] = {}  # checks of the battery that do not apply, each with its reason
-    tried_with: ClassVar[tuple[str, ...]] = ()  # models that the battery gives to clients, where not any will do
+    battery_models: ClassVar[tuple[str, ...]] = ()  # models that the battery gives to clients, where not any will do
 
     def check_training(self, settings: TrainSettings) -> None:
         """Refuse a way of training that the method does not hold for, before the first round."""
@@ -66,7 +66,7 @@ class Method:
     def adopt(self, client: Client, msg: Payload) -> None:
         """Make what was published the client's model for an evaluation; undone after it."""
 
-    def alike(self) -> bool:
+    def predicts_from_published(self) -> bool:
         """Whether what is published is all that a client predicts with: then one client of each kind is measured."""
         return False
 

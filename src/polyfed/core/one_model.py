@@ -21,7 +21,7 @@ from polyfed.models.slicing import Cut, OwnerMean, Rule, coverage, only_rows, pr
 from polyfed.training.histograms import counts, edges_for
 
 
-def initial(server: Server) -> Weights:
+def initial_weights(server: Server) -> Weights:
     """The server's model before the first round."""
     family = server.family
     if family is None:
@@ -31,7 +31,7 @@ def initial(server: Server) -> Weights:
     return {n: t for spec in family.members for n, t in family.put(weights_of(server.build(spec)), spec).items()}
 
 
-def parts(server: Server, ids: Sequence[str], rule: Rule = prefix, **models: Weights) -> Outgoing:
+def weights_for_clients(server: Server, ids: Sequence[str], rule: Rule = prefix, **models: Weights) -> Outgoing:
     """Each client's part of models that are laid out as the server's; one message for all where all hold the same."""
     family = server.family
     if family is None or not family.split:
@@ -51,17 +51,17 @@ def cut_of(server: Server, client: str, like: Mapping[str, Tensor], rule: Rule =
     return server.family.cut(server.profile(client).spec, rule)
 
 
-def weight_behind(server: Server, like: Mapping[str, Tensor], each: Mapping[str, float]) -> dict[str, Tensor]:
+def position_weights(server: Server, like: Mapping[str, Tensor], each: Mapping[str, float]) -> dict[str, Tensor]:
     """The sum of these clients' numbers over those of them that hold each position."""
     return coverage(like, ((cut_of(server, client, like), weight) for client, weight in each.items()))
 
 
-def holders(server: Server, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def holder_counts(server: Server, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """How many clients of the whole population hold each position (the N_q of B5)."""
-    return weight_behind(server, like, {profile.name: 1.0 for profile in server.roster})
+    return position_weights(server, like, {profile.name: 1.0 for profile in server.roster})
 
 
-def statistics(server: Server) -> frozenset[str]:
+def buffer_names(server: Server) -> frozenset[str]:
     """What of the server's model is counted rather than trained (BatchNorm's buffers), by its names there."""
     family = server.family
     kinds = {profile.spec: profile.buffers for profile in server.roster}
@@ -70,7 +70,7 @@ def statistics(server: Server) -> frozenset[str]:
     )
 
 
-class Changes:
+class UpdateAggregator:
     """Gathers what clients made of their parts, one at a time: holds one sum, whatever the number of clients.
 
     Differences are formed and added in double precision, so that one owner, and equal owners, give their own weights
@@ -133,9 +133,9 @@ class Changes:
         return Update(self._mean.mean(nothing), weight)
 
 
-def spread(server: Server, update: Update, change: Weights) -> dict[str, Tensor]:
+def update_histograms(server: Server, update: Update, change: Weights) -> dict[str, Tensor]:
     """Histograms of what moves the model, by trained tensor; where a filter changed it, of what was before too."""
-    counted = statistics(server)
+    counted = buffer_names(server)
     found: dict[str, Tensor] = {}
     for name, by in change.items():
         if not by.is_floating_point() or name in counted:
@@ -149,11 +149,11 @@ def spread(server: Server, update: Update, change: Weights) -> dict[str, Tensor]
     return found
 
 
-def moved(server: Server, model: Weights, update: Update) -> Weights:
+def apply_update(server: Server, model: Weights, update: Update) -> Weights:
     """The server's model after an update, through the server's filter; positions without an owner keep their bits."""
     change = update.change if server.filter is None else server.filter.apply(server, update)
     if server.histograms:
-        server.save_artifact("updates", **spread(server, update, change))
+        server.save_artifact("updates", **update_histograms(server, update, change))
     after = dict(model)
     for name, by in change.items():
         old = model[name]

@@ -81,7 +81,7 @@ class Payload(Mapping[str, Value]):
 State = dict[str, Value]
 
 
-def own_copy(state: Mapping[str, Value]) -> State:
+def detached_copy(state: Mapping[str, Value]) -> State:
     """The same content in memory of its own, dense and without gradients."""
 
     def copy(value: Value) -> Value:

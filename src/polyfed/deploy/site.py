@@ -19,7 +19,7 @@ from typing import Any
 
 from polyfed.config import Config, parse, size_in_bytes
 from polyfed.core.codec import read_header
-from polyfed.core.engine import Answer, Call, Failure, Task, Trained
+from polyfed.core.engine import Answer, Call, Failure, Task, TrainingStats
 from polyfed.core.host import ClientMaker, Host
 from polyfed.core.probes import PROBES
 from polyfed.core.step import combined
@@ -233,7 +233,7 @@ class Site:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def _record(self, run: _Run, call: Call, answer: Answer, trained: Sequence[Trained]) -> None:
+    def _record(self, run: _Run, call: Call, answer: Answer, trained: Sequence[TrainingStats]) -> None:
         """What leaves, in words and bytes, as a run folder tells it."""
         step = "+".join(call.steps) or MEASURED
         if answer.failure is not None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from polyfed.core.engine import Answer, Call, Failure, Task, Trained
+from polyfed.core.engine import Answer, Call, Failure, Task, TrainingStats
 from polyfed.engines import framing
 from polyfed.errors import PayloadError
 
@@ -158,11 +158,11 @@ def _listed(fits: Any) -> Sequence[Any]:
     return fits
 
 
-def _trained(fit: Any) -> Trained:
+def _trained(fit: Any) -> TrainingStats:
     # a loss that is not finite is what training can come to; it is left out of the mean
     loss = fit["loss"]
     known = not isinstance(loss, float) or math.isfinite(loss)
-    return Trained(
+    return TrainingStats(
         _number(loss, "loss") if known else math.nan, _count(fit["samples"], "samples"), _count(fit["steps"], "steps")
     )
 

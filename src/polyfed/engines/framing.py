@@ -8,7 +8,7 @@ from dataclasses import asdict
 from multiprocessing.connection import Connection
 from typing import Any
 
-from polyfed.core.engine import Answer, Call, Failure, Task, Trained
+from polyfed.core.engine import Answer, Call, Failure, Task, TrainingStats
 
 
 def send(connection: Connection, head: Mapping[str, Any], block: bytes = b"") -> None:
@@ -45,5 +45,5 @@ def answer_to_json(answer: Answer) -> dict[str, Any]:
 
 def answer_from_json(head: Mapping[str, Any], frame: bytes) -> Answer:
     failure = Failure(**head["failure"]) if head["failure"] else None
-    trained = tuple(Trained(**item) for item in head["trained"])
+    trained = tuple(TrainingStats(**item) for item in head["trained"])
     return Answer(head["client"], frame, failure, head["digest"], head["seconds"], trained)

@@ -19,7 +19,7 @@ from typing import Any
 
 from polyfed.core.engine import Answer, Call, Task
 from polyfed.engines import framing, zygote
-from polyfed.engines.scheduler import Homes, Turns
+from polyfed.engines.scheduler import CallScheduler, WorkerAffinity
 from polyfed.errors import RunError
 
 PREFETCH = 64 << 10  # a message this small fits the socket's buffer, so it can wait there for a busy worker
@@ -63,7 +63,7 @@ class PoolEngine:
         self._first = {"maker": maker, "description": description}
         self._timeout = timeout
         self._zygote = zygote.take()
-        self.homes = Homes(workers)
+        self.homes = WorkerAffinity(workers)
         self._workers = [self._start(index) for index in range(workers)]
 
     @property
@@ -122,7 +122,7 @@ class _Round:
         self._shared = shared
         self._tasks = tasks
         self._timeout = timeout
-        self._turns = Turns(call, tasks, pool.homes, len(pool.workers()))
+        self._turns = CallScheduler(call, tasks, pool.homes, len(pool.workers()))
 
     def answers(self) -> Iterator[Answer]:
         """Answers in the order of the tasks."""

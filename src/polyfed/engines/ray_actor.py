@@ -37,7 +37,7 @@ def bytes_of(block: Block) -> bytes:
     return block if isinstance(block, bytes) else block.tobytes()
 
 
-class PassingStore:
+class TaskStateStore:
     """States that came along with tasks, and those to be handed back: nothing stays."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Actor:
     """One worker: it lives as long as the engine that made it, and does one thing at a time."""
 
     def __init__(self) -> None:
-        self._store = PassingStore()
+        self._store = TaskStateStore()
         self._host: Host | None = None
         self._shared: tuple[int, bytes] = (0, b"")
 

@@ -76,7 +76,7 @@ def hearing_again() -> None:
 
 
 @dataclass(frozen=True)
-class Share:
+class WorkerResources:
     """What every worker gets."""
 
     cpus: float
@@ -89,7 +89,7 @@ class Share:
 class Cluster:
     """A cluster to work on. One that was started here ends with `close`; one that was there goes on."""
 
-    def __init__(self, address: str | None, workers: int | None, share: Share) -> None:
+    def __init__(self, address: str | None, workers: int | None, share: WorkerResources) -> None:
         self.ray = installed()
         self._share = share
         self._ours = not self.ray.is_initialized()

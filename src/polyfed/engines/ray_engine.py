@@ -18,7 +18,7 @@ from polyfed.core.engine import INITIAL, Answer, Call, Failure, StateStore, Task
 from polyfed.engines import framing
 from polyfed.engines.ray_actor import Actor, Block, block_of, bytes_of
 from polyfed.engines.ray_cluster import Cluster
-from polyfed.engines.scheduler import DEATHS, Homes, Turns
+from polyfed.engines.scheduler import DEATHS, CallScheduler, WorkerAffinity
 from polyfed.errors import RunError, StateError
 
 BATCH_SECONDS = 0.05  # tasks that take less go out together, so that sending them does not cost more than they do
@@ -66,7 +66,7 @@ class RayEngine:
         self.ray = cluster.ray
         self.store = store
         self.timeout = timeout
-        self.homes = Homes(workers)
+        self.homes = WorkerAffinity(workers)
         self.held: dict[str, tuple[Any, int]] = {}  # the actor that holds a client, and in which state
         self._cluster = cluster
         # put once: actors that are started later, in the place of others, find it there
@@ -138,7 +138,7 @@ class _Round:
         self._call = call
         self._shared = shared
         self._tasks = tasks
-        self._turns = Turns(call, tasks, engine.homes, len(engine.workers))
+        self._turns = CallScheduler(call, tasks, engine.homes, len(engine.workers))
         self._suspects: set[int] = set()  # one of them killed an actor: they go out alone
 
     def answers(self) -> Iterator[Answer]:

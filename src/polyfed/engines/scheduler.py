@@ -11,7 +11,7 @@ WAITING = 64 << 20  # answers that wait for their turn may weigh this much befor
 DEATHS = 3  # a task that took so many workers with it is given up
 
 
-class Homes:
+class WorkerAffinity:
     """Which worker holds a client, and how long each kind of call took it last."""
 
     def __init__(self, workers: int) -> None:
@@ -34,10 +34,10 @@ class Homes:
         self._seconds.setdefault(call.steps or call.measures, {})[answer.client] = answer.seconds
 
 
-class Turns:
+class CallScheduler:
     """The tasks of one call: a queue for every worker, and the answers that wait for those before them."""
 
-    def __init__(self, call: Call, tasks: Sequence[Task], homes: Homes, workers: int) -> None:
+    def __init__(self, call: Call, tasks: Sequence[Task], homes: WorkerAffinity, workers: int) -> None:
         self.call = call
         self.tasks = tasks
         self._homes = homes

@@ -13,7 +13,7 @@ from polyfed.config import parse, size_in_bytes
 from polyfed.core.engine import StateStore
 from polyfed.core.host import Host
 from polyfed.data import dataset as datasets
-from polyfed.engines.ray_cluster import Cluster, Share
+from polyfed.engines.ray_cluster import Cluster, WorkerResources
 from polyfed.engines.ray_engine import RayEngine
 from polyfed.errors import InputError, PolyfedError
 from polyfed.federation.simulation import Federation
@@ -27,7 +27,7 @@ def ray_engine(federation: Federation, store: Path, scratch: Path) -> RayEngine:
     """The clients of a federation on a Ray cluster; their states are kept here, in `store`."""
     wanted = federation.config.engine
     workers = wanted.workers if isinstance(wanted.workers, int) else None
-    cluster = Cluster(wanted.address, workers, Share(wanted.cpus_per_worker, wanted.gpus_per_worker))
+    cluster = Cluster(wanted.address, workers, WorkerResources(wanted.cpus_per_worker, wanted.gpus_per_worker))
     try:
         count = cluster.room_for(workers, max(1, federation.config.per_round))
         description = federation.describe(scratch)

@@ -25,7 +25,7 @@ from polyfed.core import (
     step,
 )
 from polyfed.core.client import weights_of
-from polyfed.core.one_model import Changes, initial, moved, parts
+from polyfed.core.one_model import UpdateAggregator, apply_update, initial_weights, weights_for_clients
 from polyfed.errors import InputError
 from polyfed.training.noise import noisy
 
@@ -58,14 +58,14 @@ class FedAvg(Method):
             raise InputError(f"method.upload_noise is {self.upload_noise}; 0 (none) or a number above is needed")
 
     def init(self, server: Server) -> None:
-        server.state["model"] = initial(server)
+        server.state["model"] = initial_weights(server)
 
     def round(self, server: Server, cohort: Cohort) -> None:
         model = server.memory.weights("model")
-        changes = Changes(server, model)
-        for k, got in cohort.stream(self.train, out=parts(server, cohort.ids, model=model)):
+        changes = UpdateAggregator(server, model)
+        for k, got in cohort.stream(self.train, out=weights_for_clients(server, cohort.ids, model=model)):
             changes.add(k, got.weights("model"), self.weight(got), times=self.server_lr)
-        server.state["model"] = moved(server, model, changes.mean())  # theta + sum_k p_k (theta_k - theta)
+        server.state["model"] = apply_update(server, model, changes.mean())  # theta + sum_k p_k (theta_k - theta)
 
     @step(down={"model": WeightsField()}, up={"model": WeightsField(), "samples": ScalarField(least=0)})
     def train(self, client: Client, msg: Payload) -> Reply:
@@ -95,10 +95,12 @@ class FedAvg(Method):
         return {"model": trained, "samples": len(client.train)}
 
     def publish(self, server: Server) -> Outgoing:
-        return parts(server, [profile.name for profile in server.roster], model=server.memory.weights("model"))
+        return weights_for_clients(
+            server, [profile.name for profile in server.roster], model=server.memory.weights("model")
+        )
 
     def adopt(self, client: Client, msg: Payload) -> None:
         self.receive(client, msg)
 
-    def alike(self) -> bool:
+    def predicts_from_published(self) -> bool:
         return self.buffers == "average"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polyfed.core import Client, Cohort, Payload, Reply, ScalarField, Sends, Server, WeightsField, register, step
 from polyfed.core.filter import Update
-from polyfed.core.one_model import Changes, moved, parts, statistics, weight_behind
+from polyfed.core.one_model import UpdateAggregator, apply_update, buffer_names, position_weights, weights_for_clients
 from polyfed.errors import InputError
 from polyfed.methods.fedprox import FedProx
 from polyfed.training import TrainSettings
@@ -50,8 +50,8 @@ class FedNova(FedProx):
 
     def round(self, server: Server, cohort: Cohort) -> None:
         model = server.memory.weights("model")
-        changes, unit, taken = Changes(server, model), 0.0, dict[str, float]()
-        for k, got in cohort.stream(self.train, out=parts(server, cohort.ids, model=model)):
+        changes, unit, taken = UpdateAggregator(server, model), 0.0, dict[str, float]()
+        for k, got in cohort.stream(self.train, out=weights_for_clients(server, cohort.ids, model=model)):
             weight, a_k = self.weight(got), got.number("normaliser")
             if not a_k:
                 continue  # no step, no direction
@@ -59,15 +59,17 @@ class FedNova(FedProx):
             changes.add(k, got.weights("model"), weight, times=self.server_lr * (unit / a_k))  # -d_k
             taken[k] = weight * ((self.tau_eff or a_k) / unit)
         update = changes.mean()  # -sum_k p_k d_k over the owners of each position (B5)
-        total = weight_behind(server, model, taken)  # sum_k w_k a_k over them
-        counted = statistics(server)
+        total = position_weights(server, model, taken)  # sum_k w_k a_k over them
+        counted = buffer_names(server)
         change = {
             name: by
             if name in counted or not by.is_floating_point()
             else by * _ratio(total[name], update.weight[name])
             for name, by in update.change.items()
         }
-        server.state["model"] = moved(server, model, Update(change, update.weight))  # theta - tau_eff sum_k p_k d_k
+        server.state["model"] = apply_update(
+            server, model, Update(change, update.weight)
+        )  # theta - tau_eff sum_k p_k d_k
 
     @step(
         down={"model": WeightsField()},

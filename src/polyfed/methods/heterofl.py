@@ -33,7 +33,7 @@ from polyfed.core import (
     step,
 )
 from polyfed.core.client import weights_of
-from polyfed.core.one_model import Changes, cut_of, initial, moved
+from polyfed.core.one_model import UpdateAggregator, apply_update, cut_of, initial_weights
 from polyfed.errors import InputError
 from polyfed.models import ModelSpec
 from polyfed.models.slicing import PooledStatistics, Rule, classifier_tensors, divided, extract, prefix, statistics_of
@@ -76,11 +76,11 @@ class HeteroFL(Method):
             raise InputError(f"method.clip_norm is {self.clip_norm}; a number above 0 is needed, or null")
 
     def init(self, server: Server) -> None:
-        server.state["model"] = initial(server)
+        server.state["model"] = initial_weights(server)
 
     def round(self, server: Server, cohort: Cohort) -> None:
         model = server.memory.weights("model")
-        changes = Changes(server, model)
+        changes = UpdateAggregator(server, model)
         for k, got in cohort.stream(self.train, out=self.slices(server, cohort.ids), shared=self.news(server)):
             changes.add(
                 k,
@@ -89,7 +89,7 @@ class HeteroFL(Method):
                 rows=self.own_rows(server, k, got),
                 rule=self.rule(server, k),
             )
-        server.state["model"] = moved(server, model, changes.mean())
+        server.state["model"] = apply_update(server, model, changes.mean())
         if self.statistics == "every-round" and server.round < server.rounds:
             self.collect(server, cohort)
 
@@ -210,7 +210,7 @@ class HeteroFL(Method):
     def predict_own_classes(self, client: Client, x: Tensor) -> Tensor:
         return self.predict(client, x).masked_fill(~present(client), -math.inf)
 
-    def alike(self) -> bool:
+    def predicts_from_published(self) -> bool:
         return not self.masked_accuracy
 
 

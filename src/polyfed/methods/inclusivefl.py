@@ -32,7 +32,7 @@ from polyfed.core import (
 from polyfed.core.client import weights_of
 from polyfed.core.filter import Update
 from polyfed.core.method import reject_zero
-from polyfed.core.one_model import Changes, initial, moved
+from polyfed.core.one_model import UpdateAggregator, apply_update, initial_weights
 from polyfed.errors import InputError
 from polyfed.models.slicing import OwnerMean, block_names
 
@@ -65,7 +65,7 @@ class InclusiveFL(Method):
     needs = Needs(sub_models=True)
     sends = Sends(up="all weights of the model, and the number of samples", down="all weights of the model")
     one_model = True
-    tried_with = ("tiny-resnet10", "tiny-resnet18")
+    battery_models = ("tiny-resnet10", "tiny-resnet18")
 
     def __post_init__(self) -> None:
         reject_zero(self, "beta")
@@ -73,7 +73,7 @@ class InclusiveFL(Method):
             raise InputError(f"method.beta is {self.beta}; a number from 0 to 1 is needed")
 
     def init(self, server: Server) -> None:
-        whole = initial(server)
+        whole = initial_weights(server)
         model = dict(whole)
         for kind in self.types(server):  # what is its own begins like the same part of the largest
             model |= {place: whole[name].clone() for name, place in kind.places.items()}
@@ -82,18 +82,18 @@ class InclusiveFL(Method):
     def round(self, server: Server, cohort: Cohort) -> None:
         model = server.memory.weights("model")
         types = {kind.spec: kind for kind in self.types(server)}
-        changes: dict[str, Changes] = {}
+        changes: dict[str, UpdateAggregator] = {}
         share: dict[str, float] = {}
         for k, got in cohort.stream(self.train, out=self.views(server, cohort.ids)):
             spec = server.profile(k).spec
             weight = got.number("samples") if self.weights == "samples" else 1.0
             if spec not in changes:
-                changes[spec], share[spec] = Changes(server, types[spec].view(model)), 0.0
+                changes[spec], share[spec] = UpdateAggregator(server, types[spec].view(model)), 0.0
             changes[spec].add(k, got.weights("model"), weight)
             share[spec] += weight
         updates = {spec: gathered.mean().change for spec, gathered in changes.items()}  # step 1: g_i
         merged = self.merged(model, types, updates, share)
-        server.state["model"] = moved(server, model, self.guided(list(types.values()), updates, merged))
+        server.state["model"] = apply_update(server, model, self.guided(list(types.values()), updates, merged))
 
     def merged(
         self, model: Named, types: Mapping[str, Type], updates: Mapping[str, Named], share: Mapping[str, float]
@@ -166,7 +166,7 @@ class InclusiveFL(Method):
     def adopt(self, client: Client, msg: Payload) -> None:
         client.load(msg.weights("model"))
 
-    def alike(self) -> bool:
+    def predicts_from_published(self) -> bool:
         return True
 
 

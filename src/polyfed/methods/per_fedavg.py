@@ -103,7 +103,7 @@ class PerFedAvg(FedAvg):
         )
         fit([client.model], client.cross_entropy, client.train, settings, client.stream("personal steps"))
 
-    def alike(self) -> bool:
+    def predicts_from_published(self) -> bool:
         return False
 
 

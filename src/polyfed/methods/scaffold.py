@@ -24,7 +24,7 @@ from polyfed.core import (
     register,
     step,
 )
-from polyfed.core.one_model import Changes, holders, moved, parts, statistics
+from polyfed.core.one_model import UpdateAggregator, apply_update, buffer_names, holder_counts, weights_for_clients
 from polyfed.errors import InputError
 from polyfed.methods.fedavg import FedAvg
 from polyfed.training import TrainSettings
@@ -60,17 +60,17 @@ class Scaffold(FedAvg):
 
     def init(self, server: Server) -> None:
         super().init(server)
-        model, counted = server.memory.weights("model"), statistics(server)
+        model, counted = server.memory.weights("model"), buffer_names(server)
         server.state["control"] = {n: torch.zeros_like(t) for n, t in model.items() if n not in counted}
 
     def round(self, server: Server, cohort: Cohort) -> None:
         model, c = server.memory.weights("model"), server.memory.weights("control")
-        changes, controls = Changes(server, model), Changes(server, c)
-        for k, got in cohort.stream(self.train, out=parts(server, cohort.ids, model=model, control=c)):
+        changes, controls = UpdateAggregator(server, model), UpdateAggregator(server, c)
+        for k, got in cohort.stream(self.train, out=weights_for_clients(server, cohort.ids, model=model, control=c)):
             changes.add(k, got.weights("model"), self.weight(got), times=self.server_lr)
             controls.add_change(k, got.weights("control"))
-        server.state["model"] = moved(server, model, changes.mean())  # theta + eta_g mean of (theta_k - theta)
-        mean, population = controls.mean(), holders(server, model)
+        server.state["model"] = apply_update(server, model, changes.mean())  # theta + eta_g mean of (theta_k - theta)
+        mean, population = controls.mean(), holder_counts(server, model)
         server.state["control"] = c | {  # c + |S| / N mean of (c_k^+ - c_k), for each position over its holders (B5)
             name: (c[name].double() + by * (mean.weight[name] / population[name].clamp(min=1))).to(c[name].dtype)
             for name, by in mean.change.items()

@@ -46,7 +46,7 @@ class ScaleFL(HeteroFL):
     kl_reduction: Literal["batchmean", "mean"] = "batchmean"  # mean divides by the classes too, as released
     allow_degenerate: bool = False  # accept gamma 0, which leaves the exits to themselves
 
-    tried_with = ("tiny-resnet-wide@0.5:2", "tiny-resnet-wide:2-4-6")
+    battery_models = ("tiny-resnet-wide@0.5:2", "tiny-resnet-wide:2-4-6")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -17,7 +17,7 @@ from polyfed.core.door import Ledger
 from polyfed.core.payload import State
 from polyfed.errors import PayloadError, StateError
 from polyfed.runs.atomic_files import write_atomically
-from polyfed.runs.state_store import Elsewhere, FolderStore
+from polyfed.runs.state_store import FolderStore, RemoteStates
 
 KEPT = 2
 CLIENT_STATES = "clients"  # the folder of the clients' states, where they are kept here
@@ -39,7 +39,7 @@ class Checkpoints:
     def __init__(self, folder: Path, *, states_here: bool = True) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self.store = FolderStore(folder / CLIENT_STATES) if states_here else Elsewhere()
+        self.store = FolderStore(folder / CLIENT_STATES) if states_here else RemoteStates()
 
     def paths(self) -> list[Path]:
         return sorted(self.folder.glob("round-*.polyfed"))

@@ -81,7 +81,7 @@ class FolderStore:
                     path.unlink()
 
 
-class Elsewhere:
+class RemoteStates:
     """States that their owners keep: there is nothing here to secure, to verify or to remove."""
 
     def secure(self, versions: Mapping[str, int]) -> None: ...

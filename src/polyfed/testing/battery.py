@@ -9,9 +9,9 @@ from typing import Any
 
 from polyfed.core.method import Method
 from polyfed.errors import InputError, PolyfedError, nearest
-from polyfed.testing.toy_federation import Lab
+from polyfed.testing.toy_federation import ToyFederation
 
-Check = Callable[[Lab], None]
+Check = Callable[[ToyFederation], None]
 
 _CHECKS: dict[str, Check] = {}
 _MODULES = ("declaration_checks", "repeatability_checks", "message_checks", "population_checks")
@@ -44,9 +44,9 @@ def run_check(name: str, method: type[Method], fields: Mapping[str, Any] | None 
         raise InputError(f'{method.__qualname__} has no name; put @register("name") above its class')
     if name in method.excused:
         raise Excused(method.excused[name])
-    with Lab(method, dict(fields or {})) as lab:
+    with ToyFederation(method, dict(fields or {})) as toy:
         try:
-            _CHECKS[name](lab)
+            _CHECKS[name](toy)
         except AssertionError:
             raise
         except PolyfedError as error:

@@ -22,7 +22,7 @@ from polyfed.core.step import Messages, Reply
 
 
 @dataclass
-class Around:
+class EngineWrapper:
     """Passes everything on. Made first, then put around an engine by calling it."""
 
     inner: Engine = field(init=False)
@@ -42,7 +42,7 @@ class Around:
         self.inner.close()
 
 
-class Backwards(Around):
+class ReversedEngine(EngineWrapper):
     """Serves the last client first; answers come in the order of the tasks all the same."""
 
     def call(self, call: Call, shared: bytes, tasks: Sequence[Task]) -> Iterator[Answer]:
@@ -51,7 +51,7 @@ class Backwards(Around):
 
 
 @dataclass(frozen=True)
-class Seen:
+class RecordedMessage:
     """One message as it passed: of which steps, to or from which client."""
 
     steps: tuple[str, ...]
@@ -60,29 +60,29 @@ class Seen:
 
 
 @dataclass
-class Watching(Around):
+class RecordingEngine(EngineWrapper):
     """Keeps every message of every step, in both directions. Evaluations are not the method's traffic."""
 
-    down: list[Seen] = field(default_factory=list)
-    up: list[Seen] = field(default_factory=list)
+    down: list[RecordedMessage] = field(default_factory=list)
+    up: list[RecordedMessage] = field(default_factory=list)
 
     def call(self, call: Call, shared: bytes, tasks: Sequence[Task]) -> Iterator[Answer]:
         if not call.steps:
             yield from self.inner.call(call, shared, tasks)
             return
-        self.down += [Seen(call.steps, t.client, (shared, t.own) if t.own else (shared,)) for t in tasks]
+        self.down += [RecordedMessage(call.steps, t.client, (shared, t.own) if t.own else (shared,)) for t in tasks]
         for answer in self.inner.call(call, shared, tasks):
-            self.up.append(Seen(call.steps, answer.client, (answer.frame,)))
+            self.up.append(RecordedMessage(call.steps, answer.client, (answer.frame,)))
             yield answer
 
 
 @dataclass
-class Breaking(Around):
-    """Spoils the answers of some clients in every call, each time in another way, and remembers whose."""
+class FaultyEngine(EngineWrapper):
+    """Spoils the answers of some clients in every call, each time in another fault, and remembers whose."""
 
-    share: float = 0.3
-    victims: Callable[[Call, Sequence[Task]], Sequence[str]] | None = None
-    broken: list[tuple[int, str, str]] = field(default_factory=list)  # call, client, way
+    fraction: float = 0.3
+    failing_clients: Callable[[Call, Sequence[Task]], Sequence[str]] | None = None
+    injected: list[tuple[int, str, str]] = field(default_factory=list)  # call, client, fault
 
     def call(self, call: Call, shared: bytes, tasks: Sequence[Task]) -> Iterator[Answer]:
         chosen = self._chosen(call, tasks) if call.steps else ()
@@ -90,15 +90,15 @@ class Breaking(Around):
             if answer.client not in chosen:
                 yield answer
                 continue
-            way = list(WAYS)[len(self.broken) % len(WAYS)]
-            self.broken.append((call.number, answer.client, way))
-            yield WAYS[way](answer)
+            fault = list(FAULTS)[len(self.injected) % len(FAULTS)]
+            self.injected.append((call.number, answer.client, fault))
+            yield FAULTS[fault](answer)
 
     def _chosen(self, call: Call, tasks: Sequence[Task]) -> Sequence[str]:
-        if self.victims is not None:
-            return self.victims(call, tasks)
-        count = max(1, round(self.share * len(tasks)))
-        stream = rng.numpy_generator("breaking", call.number)
+        if self.failing_clients is not None:
+            return self.failing_clients(call, tasks)
+        count = max(1, round(self.fraction * len(tasks)))
+        stream = rng.numpy_generator("faulty", call.number)
         return [tasks[i].client for i in stream.choice(len(tasks), size=count, replace=False)]
 
 
@@ -128,7 +128,7 @@ def _not_finite(answer: Answer) -> Answer:
     return replace(answer, frame=encode({**spoiled, **({} if touched else {"stray": torch.zeros(1)})}).data)
 
 
-WAYS: dict[str, Callable[[Answer], Answer]] = {
+FAULTS: dict[str, Callable[[Answer], Answer]] = {
     "raised": _raised,
     "timeout": _late,
     "damaged": _damaged,
@@ -157,10 +157,10 @@ def steps_of(method: type[Method]) -> dict[str, Messages]:
     return found
 
 
-StepWatcher = Callable[[str, Client, Payload, Callable[[], Reply | None]], Mapping[str, Value] | None]
+StepWrapper = Callable[[str, Client, Payload, Callable[[], Reply | None]], Mapping[str, Value] | None]
 
 
-def with_steps_watched(method: type[Method], watch: StepWatcher) -> type[Method]:
+def with_wrapped_steps(method: type[Method], watch: StepWrapper) -> type[Method]:
     """The same method with `watch` around every step: it gets the step's name, its client, its message, its body."""
 
     def around(name: str, body: Callable[..., Reply | None]) -> Callable[..., Reply | None]:

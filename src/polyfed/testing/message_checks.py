@@ -17,12 +17,12 @@ from polyfed.core.schema import Schema, TreeField, check_finite, check_header
 from polyfed.core.step import Reply, combined
 from polyfed.errors import PayloadError
 from polyfed.testing.battery import check
-from polyfed.testing.engine_wrappers import each_tensor, with_steps_watched
-from polyfed.testing.toy_federation import SHARES, Lab
+from polyfed.testing.engine_wrappers import each_tensor, with_wrapped_steps
+from polyfed.testing.toy_federation import CLASS_COUNTS, ToyFederation
 
 
 @check
-def inputs_not_modified(lab: Lab) -> None:
+def inputs_not_modified(toy: ToyFederation) -> None:
     """A step leaves the message it received as it was: other clients are handed the same tensors."""
     changed: list[str] = []
 
@@ -33,12 +33,12 @@ def inputs_not_modified(lab: Lab) -> None:
             changed.append(name)
         return reply
 
-    lab.run(lab.config(SHARES[:3]), method=with_steps_watched(lab.method, watch)(**lab.fields)).whole()
+    toy.run(toy.config(CLASS_COUNTS[:3]), method=with_wrapped_steps(toy.method, watch)(**toy.fields)).checked()
     assert not changed, f"the step '{changed[0]}' changes the message that it received"
 
 
 @check
-def only_tensors_and_scalars(lab: Lab) -> None:
+def only_tensors_and_scalars(toy: ToyFederation) -> None:
     """Replies and states hold tensors, class tables, JSON scalars and mappings of them, and survive encoding."""
     wrong: list[str] = []
 
@@ -53,10 +53,10 @@ def only_tensors_and_scalars(lab: Lab) -> None:
                 wrong.append(f"the {where} of step '{name}' cannot be encoded: {error}")
         return reply
 
-    outcome = lab.run(lab.config(SHARES[:3]), method=with_steps_watched(lab.method, watch)(**lab.fields))
+    outcome = toy.run(toy.config(CLASS_COUNTS[:3]), method=with_wrapped_steps(toy.method, watch)(**toy.fields))
     wrong.extend(f"the server's state holds {what}" for what in _strangers("", outcome.server))
     assert not wrong, wrong[0]
-    outcome.whole()
+    outcome.checked()
 
 
 def _strangers(path: str, value: object) -> Iterator[str]:
@@ -71,10 +71,10 @@ def _strangers(path: str, value: object) -> Iterator[str]:
 
 
 @check
-def wrong_messages_refused_by_name(lab: Lab) -> None:
+def wrong_messages_refused_by_name(toy: ToyFederation) -> None:
     """NaN, wrong shapes, missing and unknown fields are refused in both directions, and the field is named."""
-    reference = lab.reference()
-    federation = lab.federation(lab.config())
+    reference = toy.reference()
+    federation = toy.federation(toy.config())
     profiles = {profile.name: profile for profile in federation.profiles()}
     for way, seen in (("up", reference.up), ("down", reference.down)):
         for message in seen:
@@ -136,13 +136,13 @@ def _refusal(fields: Mapping[str, Any], schema: Schema, method: object, profile:
 
 
 @check
-def counted_bytes_are_the_sent_bytes(lab: Lab) -> None:
+def counted_bytes_are_the_sent_bytes(toy: ToyFederation) -> None:
     """What the run says it sent is, to the byte, what went to and came from the engine."""
-    reference = lab.reference()
+    reference = toy.reference()
     for way, seen in (("up", reference.up), ("down", reference.down)):
         sent = sum(len(frame) for message in seen for frame in message.frames)
-        fields = sum(sum(getattr(meter, way).values()) for meter in reference.meters)
-        overhead = sum(getattr(meter, f"overhead_{way}") for meter in reference.meters)
+        fields = sum(sum(getattr(stats, way).values()) for stats in reference.round_stats)
+        overhead = sum(getattr(stats, f"overhead_{way}") for stats in reference.round_stats)
         assert sent == fields + overhead, f"{sent} bytes went {way}, but {fields} + {overhead} were counted"
         tensors = sum(sum(read_header(frame).sizes().values()) for message in seen for frame in message.frames)
         assert tensors == fields, f"fields of {tensors} bytes went {way}, but {fields} were counted"

@@ -9,44 +9,44 @@ from torch import Tensor
 
 from polyfed.core.class_tables import ClassTable
 from polyfed.testing.battery import check
-from polyfed.testing.engine_wrappers import WAYS, Breaking
+from polyfed.testing.engine_wrappers import FAULTS, FaultyEngine
 from polyfed.testing.rounds import Outcome
-from polyfed.testing.toy_federation import BATCH, SHARES, Lab
+from polyfed.testing.toy_federation import BATCH, CLASS_COUNTS, ToyFederation
 
 
 @check
-def client_with_one_class(lab: Lab) -> None:
+def client_with_one_class(toy: ToyFederation) -> None:
     """A client that has a single class takes part like any other."""
-    _sound(lab.run(lab.config(((9, 0, 0, 0), *SHARES[1:3])), evaluate=True).whole())
+    _sound(toy.run(toy.config(((9, 0, 0, 0), *CLASS_COUNTS[1:3])), evaluate=True).checked())
 
 
 @check
-def client_with_one_sample(lab: Lab) -> None:
+def client_with_one_sample(toy: ToyFederation) -> None:
     """A client with one sample, which BatchNorm cannot be trained on, is no reason to fail."""
-    _sound(lab.run(lab.config(((0, 1, 0, 0), (0, 0, 0, 1), SHARES[2])), evaluate=True).whole())
+    _sound(toy.run(toy.config(((0, 1, 0, 0), (0, 0, 0, 1), CLASS_COUNTS[2])), evaluate=True).checked())
 
 
 @check
-def odd_last_batch(lab: Lab) -> None:
+def odd_last_batch(toy: ToyFederation) -> None:
     """A last batch of one sample is survived by every architecture, with BatchNorm or without."""
     odd = [(BATCH, 1, 0, 0), (0, BATCH // 2, BATCH // 2 + 1, 0), (0, 0, 2 * BATCH, 1), (3, 3, 3, BATCH)]
-    _sound(lab.run(lab.config(odd), evaluate=True).whole())
+    _sound(toy.run(toy.config(odd), evaluate=True).checked())
 
 
 @check
-def one_client(lab: Lab) -> None:
+def one_client(toy: ToyFederation) -> None:
     """A federation of one runs, and its client learns from its own data."""
-    outcome = lab.run(lab.config(SHARES[:1]), evaluate=True).whole()
+    outcome = toy.run(toy.config(CLASS_COUNTS[:1]), evaluate=True).checked()
     _sound(outcome)
     assert set(outcome.ledger.digests) == {"0"}, "the only client was never trained"
 
 
 @check
-def partial_participation(lab: Lab) -> None:
+def partial_participation(toy: ToyFederation) -> None:
     """A client that is not in a round neither sends nor receives nor changes."""
-    config = lab.config(rounds=3)
+    config = toy.config(rounds=3)
     turns = {1: ("0", "1", "2"), 2: ("1", "3"), 3: ("0", "2", "3")}
-    outcome = lab.run(config, selected=lambda number: turns[number]).whole()
+    outcome = toy.run(config, selected=lambda number: turns[number]).checked()
     _sound(outcome)
     before: dict[str, str] = {}
     for number, after in enumerate(outcome.after_rounds, 1):
@@ -60,13 +60,13 @@ def partial_participation(lab: Lab) -> None:
 
 
 @check
-def failing_clients_survived(lab: Lab) -> None:
+def failing_clients_survived(toy: ToyFederation) -> None:
     """Each call 30 % of the clients raise, are late, damage their answer or send NaN: recorded, and left out."""
-    breaking = Breaking()
-    outcome = lab.run(wrap=breaking)  # two rounds of two failures each: every way to fail
-    injected = {(call, client) for call, client, _ in breaking.broken}
+    faulty = FaultyEngine()
+    outcome = toy.run(wrap=faulty)  # two rounds of two failures each: every way to fail
+    injected = {(call, client) for call, client, _ in faulty.injected}
     recorded = {(failure["call"], failure["client"]) for failure in outcome.failures}
-    assert {way for _, _, way in breaking.broken} == WAYS.keys(), "not every way to fail was tried"
+    assert {way for _, _, way in faulty.injected} == FAULTS.keys(), "not every way to fail was tried"
     assert recorded == injected, (
         f"failures {sorted(injected)} were injected, but {sorted(map(str, recorded))} recorded"
     )
@@ -76,9 +76,9 @@ def failing_clients_survived(lab: Lab) -> None:
 
 
 @check
-def client_that_always_fails_stays_as_it_was(lab: Lab) -> None:
+def client_that_always_fails_stays_as_it_was(toy: ToyFederation) -> None:
     """What a client did in a call whose answer was refused does not count, however far it got."""
-    outcome = lab.run(wrap=Breaking(victims=lambda call, tasks: ["1"]))
+    outcome = toy.run(wrap=FaultyEngine(failing_clients=lambda call, tasks: ["1"]))
     assert outcome.failures, "nothing failed"
     assert "1" not in outcome.ledger.digests, "client 1 changed although none of its answers was accepted"
     others = sorted(outcome.ledger.digests)

@@ -11,31 +11,31 @@ import torch
 
 from polyfed.core import rng
 from polyfed.testing.battery import check
-from polyfed.testing.engine_wrappers import Backwards
-from polyfed.testing.toy_federation import SHARES, Lab
+from polyfed.testing.engine_wrappers import ReversedEngine
+from polyfed.testing.toy_federation import CLASS_COUNTS, ToyFederation
 
 
 @check
-def serial_equals_pool(lab: Lab) -> None:
+def serial_equals_pool(toy: ToyFederation) -> None:
     """Two worker processes give the state hash of the serial engine."""
-    here = lab.reference().hash
-    there = lab.experiment(lab.settings(engine={"name": "pool", "workers": 2}))["state_hash"]
+    here = toy.reference().hash
+    there = toy.experiment(toy.settings(engine={"name": "pool", "workers": 2}))["state_hash"]
     assert there == here, "the pool's result differs from the serial engine's"
 
 
 @check
-def stopped_and_resumed(lab: Lab) -> None:
+def stopped_and_resumed(toy: ToyFederation) -> None:
     """A run that breaks off in its second round and is started again ends like one that did not."""
-    settings = lab.settings(SHARES[:2], rounds=3, checkpoint={"seconds": 0.0})
-    straight = lab.experiment(settings)
-    folder = lab.new_folder()
+    settings = toy.settings(CLASS_COUNTS[:2], rounds=3, checkpoint={"seconds": 0.0})
+    straight = toy.experiment(settings)
+    folder = toy.new_folder()
     try:
-        lab.experiment(settings, folder, observers=[_Breaker(at=2)])
+        toy.experiment(settings, folder, observers=[_Breaker(at=2)])
     except _BrokenOffError:
         pass
     else:
         raise AssertionError("the run did not break off")
-    resumed = lab.experiment(settings, folder)
+    resumed = toy.experiment(settings, folder)
     assert resumed["state_hash"] == straight["state_hash"], "a stop and a resume change the result"
     for part in ("accuracy", "loss", "bytes"):
         assert resumed[part] == straight[part], f"a stop and a resume change the measured {part}"
@@ -63,28 +63,30 @@ class _Breaker:
 
 
 @check
-def order_of_clients_is_irrelevant(lab: Lab) -> None:
+def order_of_clients_is_irrelevant(toy: ToyFederation) -> None:
     """Serving the clients of a call in another order changes nothing."""
-    assert lab.run(wrap=Backwards()).whole().hash == lab.reference().hash, "the result depends on who is served first"
+    assert toy.run(wrap=ReversedEngine()).checked().hash == toy.reference().hash, (
+        "the result depends on who is served first"
+    )
 
 
 @check
-def little_memory_changes_nothing(lab: Lab) -> None:
+def little_memory_changes_nothing(toy: ToyFederation) -> None:
     """Clients that are dropped from memory after every call and rebuilt from their state behave alike.
 
     Finds what survives a step without being state: frozen parameters, modules put onto the model, live references.
     """
-    assert lab.run(memory=1).whole().hash == lab.reference().hash, (
+    assert toy.run(memory=1).checked().hash == toy.reference().hash, (
         "the result depends on what stays in memory between calls"
     )
 
 
 @check
-def global_random_state_untouched(lab: Lab) -> None:
+def global_random_state_untouched(toy: ToyFederation) -> None:
     """No draw comes from torch's, numpy's or Python's global generator, and none of them is moved."""
-    config = lab.config(SHARES[:3])
+    config = toy.config(CLASS_COUNTS[:3])
     before = _global_state()
-    first = lab.run(config, evaluate=True).whole().hash
+    first = toy.run(config, evaluate=True).checked().hash
     for name, state in _global_state().items():
         assert state == before[name], f"the global random state of {name} was changed"
     kept = np.random.get_state(), random.getstate()
@@ -92,7 +94,7 @@ def global_random_state_untouched(lab: Lab) -> None:
         np.random.set_state(np.random.RandomState(12345).get_state())
         random.setstate(random.Random(12345).getstate())
         with rng.seeded("another global state"):
-            second = lab.run(config, evaluate=True).hash
+            second = toy.run(config, evaluate=True).hash
     finally:
         np.random.set_state(kept[0])
         random.setstate(kept[1])
@@ -108,6 +110,6 @@ def _global_state() -> dict[str, str]:
 
 
 @check
-def evaluation_leaves_no_trace(lab: Lab) -> None:
+def evaluation_leaves_no_trace(toy: ToyFederation) -> None:
     """States are the same whether clients were evaluated or not."""
-    assert lab.run(evaluate=True).whole().hash == lab.reference().hash, "evaluating changed the state of the run"
+    assert toy.run(evaluate=True).checked().hash == toy.reference().hash, "evaluating changed the state of the run"

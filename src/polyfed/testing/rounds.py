@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from polyfed.core.client import Client
 from polyfed.core.codec import decode
 from polyfed.core.cohort import Cohort
-from polyfed.core.door import Door, Ledger, Meter
+from polyfed.core.door import Door, Ledger, RoundStats
 from polyfed.core.engine import INITIAL, Engine, StateStore
 from polyfed.core.guard import Guard
 from polyfed.core.host import ClientMaker, Host
@@ -45,7 +45,7 @@ class MemoryStore:
 
 
 @dataclass
-class Handmade:
+class InMemoryClients:
     """Clients that were made by hand, each by a function that makes it anew."""
 
     method: Method
@@ -65,6 +65,11 @@ class Handmade:
     def roster(self) -> tuple[Profile, ...]:
         return tuple(make().profile for make in self.clients)
 
+    def server(self, rounds: int) -> Server:
+        """Return the server of these clients before the first round."""
+        roster = self.roster()
+        return Server(roster, roster[0].classes, rounds, self.seed, self.model)
+
 
 @dataclass
 class Outcome:
@@ -73,16 +78,16 @@ class Outcome:
     server: State
     ledger: Ledger
     store: StateStore
-    meters: list[Meter] = field(default_factory=list)
+    round_stats: list[RoundStats] = field(default_factory=list)
     hash: str = ""
     accuracy: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
     after_rounds: list[dict[str, str]] = field(default_factory=list)  # the clients' digests, before the finish
 
     @property
     def failures(self) -> list[dict[str, object]]:
-        return [failure for meter in self.meters for failure in meter.failures]
+        return [failure for stats in self.round_stats for failure in stats.failures]
 
-    def whole(self) -> Outcome:
+    def checked(self) -> Outcome:
         """This outcome, after making sure that no client failed."""
         for failure in self.failures:
             raise AssertionError(
@@ -105,12 +110,8 @@ class Stage:
     family: Family | None = None
 
 
-def stage(handmade: Handmade) -> Stage:
-    return Stage(handmade, handmade.roster(), handmade.model)
-
-
-def play(
-    on: Stage,
+def run_rounds(
+    on: Stage | InMemoryClients,
     rounds: int = 1,
     *,
     wrap: Wrap | None = None,
@@ -120,6 +121,8 @@ def play(
     store: StateStore | None = None,
 ) -> Outcome:
     """All rounds on the serial engine, or on what `wrap` puts around it; `selected` says who is in a round."""
+    if isinstance(on, InMemoryClients):
+        on = Stage(on, on.roster(), on.model)
     states = store or MemoryStore()
     method = on.maker.method
     serial: Engine = SerialEngine(Host(on.maker, states, memory, 1 << 30))
@@ -139,7 +142,7 @@ def play(
         for number in range(1, rounds + 1):
             door.begin_round(number)
             server.round = number
-            outcome.meters.append(door.meter)
+            outcome.round_stats.append(door.stats)
             method.round(server, Cohort(door, selected(number) if selected else everyone, measure))
             outcome.after_rounds.append(dict(door.ledger.digests))
             if number == rounds:

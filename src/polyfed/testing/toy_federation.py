@@ -1,7 +1,7 @@
 """A tiny federation in memory, made for a method and run in many ways.
 
 Four classes of 1x8x8 pictures that can be learned in a few steps, five clients, two rounds: one run takes a fraction
-of a second. Files go to a temporary folder that ends with the lab.
+of a second. Files go to a temporary folder that ends with the toy.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ import numpy as np
 
 from polyfed import api
 from polyfed.config import Config, parse
-from polyfed.core.door import Meter
+from polyfed.core.door import RoundStats
 from polyfed.core.method import Method
 from polyfed.data import dataset as datasets
 from polyfed.data import partition_file
 from polyfed.federation import simulation as federations
 from polyfed.federation.simulation import Federation
 from polyfed.runs.state_store import FolderStore
-from polyfed.testing.engine_wrappers import Seen, Watching
-from polyfed.testing.rounds import Outcome, Stage, Wrap, play
+from polyfed.testing.engine_wrappers import RecordedMessage, RecordingEngine
+from polyfed.testing.rounds import Outcome, Stage, Wrap, run_rounds
 
 CLASSES = 4
 PER_CLASS = 40
 BATCH = 8
 # Training samples of each client by class: uneven on purpose, all classes somewhere, no class everywhere.
-SHARES: tuple[tuple[int, ...], ...] = ((6, 4, 0, 0), (0, 5, 7, 0), (0, 0, 6, 6), (5, 0, 0, 4), (3, 3, 3, 3))
+CLASS_COUNTS: tuple[tuple[int, ...], ...] = ((6, 4, 0, 0), (0, 5, 7, 0), (0, 0, 6, 6), (5, 0, 0, 4), (3, 3, 3, 3))
 
 
 def pictures(per_class: int, stream: np.random.Generator) -> tuple[Any, Any]:
@@ -47,11 +47,11 @@ def pictures(per_class: int, stream: np.random.Generator) -> tuple[Any, Any]:
 @cache
 def _data() -> tuple[datasets.Dataset, tempfile.TemporaryDirectory[str]]:
     """The pictures, made once in a process, and the folder that holds them until it ends."""
-    folder = tempfile.TemporaryDirectory(prefix="polyfed-lab-data-")
+    folder = tempfile.TemporaryDirectory(prefix="polyfed-toy-data-")
     stream = np.random.Generator(np.random.PCG64(5))
     train, test = pictures(PER_CLASS, stream), pictures(5, stream)
     names = [f"class {c}" for c in range(CLASSES)]
-    return datasets.from_arrays("lab", *train, *test, class_names=names, cache=Path(folder.name)), folder
+    return datasets.from_arrays("toy", *train, *test, class_names=names, cache=Path(folder.name)), folder
 
 
 @dataclass(frozen=True)
@@ -59,21 +59,21 @@ class Reference:
     """The plain run of a method, with which other runs are compared, and every message of it."""
 
     hash: str
-    meters: tuple[Meter, ...]
-    up: tuple[Seen, ...]
-    down: tuple[Seen, ...]
+    round_stats: tuple[RoundStats, ...]
+    up: tuple[RecordedMessage, ...]
+    down: tuple[RecordedMessage, ...]
 
 
 @lru_cache(maxsize=2)
 def _reference(method: type[Method], fields: str) -> Reference:
     """Made once for all checks of a method that are run one after the other."""
-    with Lab(method, json.loads(fields)) as lab:
-        watching = Watching()
-        outcome = lab.run(wrap=watching).whole()
-    return Reference(outcome.hash, tuple(outcome.meters), tuple(watching.up), tuple(watching.down))
+    with ToyFederation(method, json.loads(fields)) as toy:
+        recorder = RecordingEngine()
+        outcome = toy.run(wrap=recorder).checked()
+    return Reference(outcome.hash, tuple(outcome.round_stats), tuple(recorder.up), tuple(recorder.down))
 
 
-class Lab:
+class ToyFederation:
     """Makes federations for a method and runs them. Use it as a context manager."""
 
     def __init__(self, method: type[Method], fields: Mapping[str, Any]) -> None:
@@ -82,8 +82,8 @@ class Lab:
         # a model with BatchNorm, which is the harder case, where all must have the same
         self.models: list[Any] | str = ["tiny-resnet"] if method.needs.same_architecture else "tiny4"
         if method.needs.sub_models:
-            self.models = list(method.tried_with) or ["tiny-resnet@0.5", "tiny-resnet"]
-        self._temporary = tempfile.TemporaryDirectory(prefix="polyfed-lab-")
+            self.models = list(method.battery_models) or ["tiny-resnet@0.5", "tiny-resnet"]
+        self._temporary = tempfile.TemporaryDirectory(prefix="polyfed-toy-")
         self.folder = Path(self._temporary.name)
         self._runs = 0
         self.data = _data()[0]
@@ -98,13 +98,13 @@ class Lab:
 
     # making
 
-    def settings(self, shares: Sequence[Sequence[int]] = SHARES, **changed: Any) -> dict[str, Any]:
+    def settings(self, shares: Sequence[Sequence[int]] = CLASS_COUNTS, **changed: Any) -> dict[str, Any]:
         """A config in which client k trains on `shares[k][c]` samples of class c and is tested on two of each."""
         path = self.folder / f"partition-{len(list(self.folder.glob('partition-*')))}.npz"
-        partition_file.save(share_out(shares), path)
+        partition_file.save(make_partition(shares), path)
         settings: dict[str, Any] = {
             "method": {"name": self.method.name, **self.fields},
-            "data": {"dataset": "lab", "partition": {"scheme": "file", "path": str(path)}},
+            "data": {"dataset": "toy", "partition": {"scheme": "file", "path": str(path)}},
             "models": {"group": self.models},
             "clients": len(shares),
             "rounds": 2,
@@ -113,7 +113,7 @@ class Lab:
         }
         return settings | changed
 
-    def config(self, shares: Sequence[Sequence[int]] = SHARES, **changed: Any) -> Config:
+    def config(self, shares: Sequence[Sequence[int]] = CLASS_COUNTS, **changed: Any) -> Config:
         return parse(self.settings(shares, **changed))
 
     def federation(self, config: Config, method: Method | None = None) -> Federation:
@@ -137,7 +137,7 @@ class Lab:
         federation = self.federation(chosen, method)
         roster = federation.profiles()
         federation.check_needs(roster)
-        return play(
+        return run_rounds(
             Stage(
                 federation,
                 roster,
@@ -166,7 +166,7 @@ class Lab:
         return self.folder / f"run-{self._runs}"
 
 
-def share_out(shares: Sequence[Sequence[int]]) -> partition_file.Partition:
+def make_partition(shares: Sequence[Sequence[int]]) -> partition_file.Partition:
     """Sample numbers by client: from the front of every class for training, from its end for testing."""
     taken = [0] * CLASSES
     train = []

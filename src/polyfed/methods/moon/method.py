@@ -27,7 +27,7 @@ from polyfed.core import (
 )
 from polyfed.core.client import copy_into, weights_of
 from polyfed.core.method import reject_zero
-from polyfed.core.one_model import Changes, moved, parts
+from polyfed.core.one_model import UpdateAggregator, apply_update, weights_for_clients
 from polyfed.errors import InputError
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.moon.projection_head import ProjectionHeads
@@ -77,13 +77,17 @@ class Moon(FedAvg):
             return
         model, projection = server.memory.weights("model"), server.memory.weights("projection")
         beside = ProjectionHeads(server, "projection", self.projector)
-        changes, mean, also = Changes(server, model), OwnerMean(projection), beside.parts(cohort.ids, projection)
-        out = parts(server, cohort.ids, model=model)
+        changes, mean, also = (
+            UpdateAggregator(server, model),
+            OwnerMean(projection),
+            beside.parts(cohort.ids, projection),
+        )
+        out = weights_for_clients(server, cohort.ids, model=model)
         for k, got in cohort.stream(self.train, out=out, shared=also.shared, each=also.each):
             changes.add(k, got.weights("model"), self.weight(got), times=self.server_lr)
             beside.add(mean, k, got.weights("projection"), self.weight(got))
         server.state["projection"] = mean.result(projection)
-        server.state["model"] = moved(server, model, changes.mean())
+        server.state["model"] = apply_update(server, model, changes.mean())
 
     @step(
         down={"model": WeightsField(), "projection": TreeField(optional=True)},
