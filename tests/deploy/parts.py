@@ -11,15 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flwr.app import Message, RecordDict
-
 from polyfed.deploy import supernode_tasks
 from polyfed.deploy.control import Control
+from polyfed.deploy.flower_adapter import Message, RecordDict
+from polyfed.deploy.flower_protocol import SUPERLINK, SUPERNODE
 from polyfed.deploy.keys import Authority, internal_authority, new_authority
 from polyfed.deploy.processes import Child, free_port, listens, program, quiet
-
-SUPERLINK = ("flwr.superlink.cli.flower_superlink", "flower_superlink")
-SUPERNODE = ("flwr.supernode.cli.flower_supernode", "flower_supernode")
 
 
 @dataclass(frozen=True)
@@ -161,7 +158,7 @@ def query(message, context):
 
 def foreign_app(answers: Path) -> bytes:
     """An app with code of its own: its client leaves a mark where it runs, its server writes what it was answered."""
-    from flwr.cli.build import build_fab_from_files
+    from tests.deploy.flower_names import build_fab_from_files
 
     files: dict[str, bytes | Path] = {
         "pyproject.toml": FOREIGN_PROJECT.encode(),

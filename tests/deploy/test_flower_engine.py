@@ -358,9 +358,9 @@ heads = st.dictionaries(
 @given(heads, blocks)
 @settings(max_examples=25, deadline=None)
 def test_a_parcel_is_the_same_after_any_way(head: dict[str, Any], parts: dict[str, bytes]) -> None:
-    from flwr.app import Message
-    from flwr.app.message import make_message
-    from flwr.app.metadata import Metadata
+    from tests.deploy.flower_names import Metadata, make_message
+
+    from polyfed.deploy.flower_adapter import Message
 
     parcel = Parcel(head, parts)
     kept = unpacked(packed(parcel))

@@ -11,21 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Context, Message, RecordDict
-from flwr.cli.build import build_fab_from_disk
-from flwr.clientapp import ClientApp
-from flwr.proto.node_pb2 import NodeInfo
-from flwr.serverapp import Grid, ServerApp
-from flwr.supercore.object_ref import load_app
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 from tests.deploy.direct import SETTING
+from tests.deploy.flower_names import NodeInfo, build_fab_from_disk, load_app
 
 from polyfed import api
 from polyfed.cli.app import main
 from polyfed.config import parse
 from polyfed.deploy.app_bundle import bundle
 from polyfed.deploy.export import write_app
+from polyfed.deploy.flower_adapter import ClientApp, Context, Grid, Message, RecordDict, Run, ServerApp, TaskIdentity
 from polyfed.errors import InputError
 from polyfed.runs.folder import RunFolder
 

@@ -18,7 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyfed.deploy import gateway, keys
-from polyfed.deploy.allowlist import OPEN, RefusedError, Rules, Scope
+from polyfed.deploy.allowlist import RefusedError, Rules, Scope
+from polyfed.deploy.flower_protocol import SITE_PATHS
 from polyfed.deploy.gateway import Gateway
 from polyfed.deploy.join_errors import trusting
 from polyfed.deploy.site_registry import Registry
@@ -157,7 +158,7 @@ def test_what_sites_need_passes_whole(door: Door) -> None:
     assert door.gate.counts.requests == {"push-object": 1}
 
 
-@pytest.mark.parametrize("path", sorted(OPEN))
+@pytest.mark.parametrize("path", sorted(SITE_PATHS))
 def test_every_open_path(door: Door, path: bytes) -> None:
     assert door.post(path.decode(), b"x").content == b"fine"
     assert door.behind.paths == [path.decode()]
@@ -279,7 +280,7 @@ def test_only_the_listed_paths_pass(path: bytes) -> None:
     headers = [(b"content-type", PROTOBUF.encode()), (b"content-length", b"0")]
     scope: Scope = {"raw_path": path, "method": "POST", "query_string": b"", "headers": headers}
     rules = Rules(standing=lambda key: ("admitted", "north"))
-    if path in OPEN:
+    if path in SITE_PATHS:
         rules.check(scope)
     else:
         with pytest.raises(RefusedError, match="is not open to the outside") as refused:

@@ -8,27 +8,35 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
-from flwr.app.message import make_message
-from flwr.app.metadata import Metadata
-from flwr.common.serde import message_to_proto
-from flwr.proto.message_pb2 import (
+from tests.deploy.direct import OWN_SETTING
+from tests.deploy.flower_names import (
     ConfirmMessageReceivedRequest,
     ConfirmMessageReceivedResponse,
-    ObjectTree,
+    Metadata,
+    PullAppMessagesResponse,
     PullObjectRequest,
     PullObjectResponse,
+    get_all_nested_objects,
+    get_object_tree,
+    make_message,
+    message_to_proto,
 )
-from flwr.proto.node_pb2 import Node
-from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
-from tests.deploy.direct import OWN_SETTING
 
 from polyfed.config import parse
 from polyfed.core.codec import encode
 from polyfed.core.door import _check_looked, _right_answers
 from polyfed.core.engine import Failure
 from polyfed.core.profile import Profile, layout
+from polyfed.deploy.flower_adapter import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Message,
+    Node,
+    ObjectTree,
+    PullAppMessagesRequest,
+    RecordDict,
+)
 from polyfed.deploy.messages import from_message, to_record
 from polyfed.deploy.offers import Offer
 from polyfed.deploy.reply_download import Replies

@@ -11,7 +11,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes, uses_nist_ec_curve
+from tests.deploy.flower_names import public_key_to_bytes, uses_nist_ec_curve
 
 from polyfed.deploy import keys
 from polyfed.deploy.allowlist import names_in

@@ -6,17 +6,22 @@ import json
 from pathlib import Path
 
 import httpx
-from flwr.app import Message, RecordDict
-from flwr.proto.runtime_pb2 import AcquireTaskRequest
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
-from flwr.supercore.protobuf.client import ProtobufClientInterceptor
-from flwr.supercore.runtime import RuntimeHttpClient
 from tests.deploy import parts
+from tests.deploy.flower_names import ProtobufClientInterceptor
 from tests.deploy.parts import until
 
 import polyfed
 from polyfed.deploy import keys, supernode_tasks
 from polyfed.deploy.app_bundle import bundle
+from polyfed.deploy.flower_adapter import (
+    AcquireTaskRequest,
+    Message,
+    RecordDict,
+    RuntimeHttpClient,
+    RuntimeVersionHttpInterceptor,
+    signed_by_secret,
+)
+from polyfed.deploy.flower_protocol import SUPERNODE
 from polyfed.deploy.processes import Child, free_port, listens, program, quiet
 
 
@@ -49,7 +54,7 @@ def test_a_foreign_app_is_refused_before_any_of_it_runs(tmp_path: Path) -> None:
         for name, key in made.items():
             control.register(name, keys.read_public_key(key.public).encoded)
         (tmp_path / "open").mkdir()
-        command = [*program(*parts.SUPERNODE), "--superlink", link.address, "--root-certificates", str(ca)]
+        command = [*program(*SUPERNODE), "--superlink", link.address, "--root-certificates", str(ca)]
         command += ["--auth-supernode-private-key", str(made["open"].private)]
         command += ["--host", "127.0.0.1", "--port", str(free_port())]
         flower = parts.with_commands(quiet(tmp_path / "open" / "flower"))
@@ -82,9 +87,7 @@ def test_others_on_the_machine_cannot_take_tasks(tmp_path: Path) -> None:
     def status(with_secret: bytes | None) -> int:
         sent: list[ProtobufClientInterceptor] = [RuntimeVersionHttpInterceptor(component_name="test")]
         if with_secret is not None:
-            sent.append(
-                SuperExecAuthHttpInterceptor(master_secret=with_secret, protected_methods={supernode_tasks.ACQUIRE})
-            )
+            sent.append(signed_by_secret(with_secret))
         client = RuntimeHttpClient.from_server_address(f"127.0.0.1:{port}", False, inside, sent)
         try:
             with client:

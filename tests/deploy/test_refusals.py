@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from flwr.app import Message, RecordDict
 from tests.deploy import parts, running
 from tests.deploy.parts import until
 
@@ -18,6 +17,7 @@ from polyfed.cli.app import main
 from polyfed.deploy import gateway, keys, site_registry
 from polyfed.deploy.app_bundle import bundle
 from polyfed.deploy.control import Control
+from polyfed.deploy.flower_adapter import Message, RecordDict
 from polyfed.deploy.gateway import Gateway
 from polyfed.deploy.join_errors import check_server, explain, standing
 from polyfed.deploy.processes import Child, free_port
@@ -139,7 +139,6 @@ def test_orders_from_outside(coordinator: Coordinator) -> None:
         for order in (
             outside.nodes,
             lambda: outside.start_run(bundle()),
-            lambda: outside.stop_run(1),
             lambda: outside.register("evil", stranger.encoded if stranger else b"x"),
             lambda: outside.unregister(1),
         ):

@@ -15,30 +15,11 @@ from typing import Any
 
 from cryptography import x509
 
+from polyfed.deploy.flower_protocol import CONTENT_TYPE, FLEET, PUBLIC_KEY_HEADER, REGISTRATION_PATHS, SITE_PATHS
 from polyfed.deploy.site_registry import Standing
 from polyfed.errors import InputError
 
-FLEET = b"/v1/fleet/"
-OPEN = frozenset(
-    FLEET + name
-    for name in (
-        b"activate-node",
-        b"deactivate-node",
-        b"send-node-heartbeat",
-        b"pull-messages",
-        b"push-messages",
-        b"get-run",
-        b"get-fab",
-        b"push-object",
-        b"pull-object",
-        b"confirm-message-received",
-    )
-)
-# Sites without keys register themselves; those with keys are registered by the coordinator.
-WITHOUT_KEYS = frozenset({FLEET + b"register-node", FLEET + b"unregister-node"})
 STANDING = b"/v1/polyfed/standing"
-KEY_HEADER = b"flwr-public-key"
-CONTENT = b"application/protobuf"
 LARGEST_BODY = 64 << 20  # Flower cuts payloads into pieces of 5 MiB
 
 Scope = dict[str, Any]
@@ -63,14 +44,14 @@ class Rules:
     def check(self, scope: Scope) -> None:
         """Raise unless a request may pass, by its line and its head alone."""
         path, headers = scope["raw_path"], dict(scope["headers"])
-        if path not in OPEN and not (self.standing is None and path in WITHOUT_KEYS):
+        if path not in SITE_PATHS and not (self.standing is None and path in REGISTRATION_PATHS):
             raise RefusedError(403, f"{shown(path)} is not open to the outside; only the fleet interface is")
         if scope["method"] != "POST" or scope["query_string"]:
             raise RefusedError(403, f"{shown(path)} takes nothing but POST without a query")
         self.check_host(headers)
-        if b"upgrade" in headers or headers.get(b"content-type") != CONTENT:
-            raise RefusedError(403, f"{shown(path)} takes nothing but {CONTENT.decode()}")
-        if len([name for name, _ in scope["headers"] if name == KEY_HEADER]) > 1:
+        if b"upgrade" in headers or headers.get(b"content-type") != CONTENT_TYPE:
+            raise RefusedError(403, f"{shown(path)} takes nothing but {CONTENT_TYPE.decode()}")
+        if len([name for name, _ in scope["headers"] if name == PUBLIC_KEY_HEADER]) > 1:
             raise RefusedError(403, "a request with two public keys")
         length = headers.get(b"content-length", b"")
         if b"transfer-encoding" in headers or not length.isdigit():
@@ -90,7 +71,7 @@ class Rules:
     def asked(self, headers: dict[bytes, bytes]) -> tuple[Standing, str]:
         """What holds for the key that a request names."""
         try:
-            key = base64.b64decode(headers.get(KEY_HEADER, b""), validate=True)
+            key = base64.b64decode(headers.get(PUBLIC_KEY_HEADER, b""), validate=True)
         except (binascii.Error, ValueError):
             key = b""
         return self.standing(key) if self.standing is not None else ("admitted", "")

@@ -12,11 +12,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flwr.app import Context, Message
-from flwr.clientapp import ClientApp
-
 if TYPE_CHECKING:
     from polyfed.deploy.site import Site
+from polyfed.deploy.flower_adapter import ClientApp, Context, Message
 
 app = ClientApp()
 _sites: dict[tuple[str, Path], Site] = {}

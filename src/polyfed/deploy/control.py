@@ -10,18 +10,18 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 import httpx
-from flwr.common.serde import fab_to_proto, user_config_to_proto
-from flwr.proto.control_pb2 import (
+
+from polyfed.deploy.flower_adapter import (
+    ControlHttpClient,
+    Fab,
     ListNodesRequest,
     RegisterNodeRequest,
+    RuntimeVersionHttpInterceptor,
     StartRunRequest,
-    StopRunRequest,
     UnregisterNodeRequest,
+    fab_to_proto,
+    user_config_to_proto,
 )
-from flwr.supercore.control import ControlHttpClient
-from flwr.supercore.fab import Fab
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-
 from polyfed.errors import RunError
 
 Asked = TypeVar("Asked")
@@ -86,10 +86,6 @@ class Control:
         if not answer.HasField("run_id"):
             raise RunError("the SuperLink did not begin a run; its log says why")
         return answer.run_id
-
-    def stop_run(self, run: int) -> bool:
-        """End a run that is going on."""
-        return self._ask(self._client.StopRun, StopRunRequest(run_id=run)).success
 
     def _ask(self, request: Callable[[Asked], Answer], message: Asked) -> Answer:
         try:

@@ -12,6 +12,7 @@ from polyfed.config import Config
 from polyfed.deploy import site_registry
 from polyfed.deploy.app_bundle import bundle
 from polyfed.deploy.control import Control
+from polyfed.deploy.flower_protocol import SUPERLINK
 from polyfed.deploy.gateway import Gateway
 from polyfed.deploy.keys import Authority, internal_authority
 from polyfed.deploy.processes import Child, free_port, listens, program, quiet
@@ -87,10 +88,6 @@ class Coordinator:
     def control(self) -> Control:
         return Control(self.address, None if self._inside is None else self._inside.certificate)
 
-    def site_names(self) -> list[str]:
-        """The sites that are admitted, in order."""
-        return list(self._registry.sites())
-
     def _internal(self) -> Authority | None:
         """The SuperLink's own certificate, made anew for every start: nobody but this process needs to know it."""
         if not self.secure:
@@ -108,7 +105,7 @@ class Coordinator:
                 "--enable-supernode-auth",
             ]
         command = [
-            *program("flwr.superlink.cli.flower_superlink", "flower_superlink"),
+            *program(*SUPERLINK),
             *("--host", "127.0.0.1", "--port", str(self._port), "--isolation", "process"),
             *("--superexec-auth-secret-file", str(secret), "--database", str(self.home / "superlink.db")),
             "--disable-runtime-dependency-installation",

@@ -11,19 +11,24 @@ from pathlib import Path
 
 import httpx
 
-from polyfed.deploy.allowlist import KEY_HEADER, STANDING, sentence
+from polyfed.deploy.allowlist import STANDING, sentence
+from polyfed.deploy.flower_protocol import (
+    EXIT_KEY_INVALID,
+    EXIT_NO_CONNECTION,
+    EXIT_OTHER_VERSION,
+    MAX_CLOCK_AHEAD,
+    MAX_CLOCK_BEHIND,
+    PUBLIC_KEY_HEADER,
+    VERSION,
+)
 from polyfed.deploy.keys import public_key_of
 from polyfed.errors import InputError, RunError
 
 SECONDS = 10.0
-# Flower takes a signature that is this many seconds ahead of the coordinator's clock, or behind it, and no more
-AHEAD, BEHIND = 5.0, 300.0
 # OpenSSL's numbers for what is wrong with a certificate
 NOT_YET_VALID, EXPIRED = 9, 10
 OTHER_AUTHORITY = frozenset({18, 19, 20, 21, 7})
 OTHER_HOST = frozenset({62, 64})
-# Flower's own numbers for why a SuperNode ended
-KEY_INVALID, NO_CONNECTION, OTHER_VERSION = 302, 305, 606
 
 
 def address(server: str) -> tuple[str, int]:
@@ -76,7 +81,7 @@ def standing(server: str, authority: Path, key: Path) -> str:
     try:
         answer = httpx.get(
             f"https://{shown}:{port}{STANDING.decode()}",
-            headers={KEY_HEADER.decode(): named},
+            headers={PUBLIC_KEY_HEADER.decode(): named},
             verify=trusting(authority),
             timeout=SECONDS,
             trust_env=False,
@@ -97,11 +102,11 @@ def standing(server: str, authority: Path, key: Path) -> str:
 
 def _check_clocks(server: str, ahead: float, behind: float) -> None:
     """Refuse where Flower would, which does not say why."""
-    if ahead > AHEAD or behind > BEHIND:
-        off = f"{ahead:.0f} seconds ahead of" if ahead > AHEAD else f"{behind:.0f} seconds behind"
+    if ahead > MAX_CLOCK_AHEAD or behind > MAX_CLOCK_BEHIND:
+        off = f"{ahead:.0f} seconds ahead of" if ahead > MAX_CLOCK_AHEAD else f"{behind:.0f} seconds behind"
         raise RunError(
-            f"the clock of this machine is {off} that of {server}; at most {AHEAD:g} seconds ahead or {BEHIND:g} "
-            "behind are taken: set both clocks"
+            f"the clock of this machine is {off} that of {server}; at most {MAX_CLOCK_AHEAD:g} seconds ahead "
+            f"or {MAX_CLOCK_BEHIND:g} behind are taken: set both clocks"
         )
 
 
@@ -112,11 +117,11 @@ def explain(code: int, output: str) -> str:
     """
     printed = re.findall(r"Exit Code: (\d+)", output)
     reason = int(printed[-1]) if printed else 0
-    if reason == KEY_INVALID:
+    if reason == EXIT_KEY_INVALID:
         return "Flower cannot read the site's key; make one with `polyfed keys new site NAME`"
-    if reason == OTHER_VERSION:
-        return "the coordinator uses another version of Flower; both sides need the same one (1.41)"
-    if reason == NO_CONNECTION:
+    if reason == EXIT_OTHER_VERSION:
+        return f"the coordinator uses another version of Flower; both sides need the same one ({VERSION})"
+    if reason == EXIT_NO_CONNECTION:
         said = re.findall(r"\[code: \d+\] (.+)", output)
         return said[-1].strip() if said else "the connection to the coordinator could not be made"
     if code == 0:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
-
+from polyfed.deploy.flower_adapter import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from polyfed.engines.flower import Parcel
 from polyfed.errors import PayloadError
 

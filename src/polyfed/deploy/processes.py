@@ -14,26 +14,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from polyfed.deploy.flower_protocol import ENVIRONMENT
 from polyfed.errors import InputError, RunError
-
-# Nothing calls home: telemetry, the update check (which is apart from it), and packages installed while running.
-SWITCHES = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-}
 
 
 def require_flower() -> None:
     """One sentence where Flower is not installed. Sets the switches for this process, which then uses it."""
     if importlib.util.find_spec("flwr") is None:
         raise InputError("real federations need Flower; install it with: pip install 'polyfed[flower]'")
-    os.environ.update(SWITCHES)
+    os.environ.update(ENVIRONMENT)
 
 
 def quiet(home: Path) -> dict[str, str]:
     """The environment of every process of Flower that is started; `home` is where it may keep files."""
-    return {**os.environ, **SWITCHES, "FLWR_HOME": str(home), "PYTHONUNBUFFERED": "1"}
+    return {**os.environ, **ENVIRONMENT, "FLWR_HOME": str(home), "PYTHONUNBUFFERED": "1"}
 
 
 def free_port(host: str = "127.0.0.1") -> int:

@@ -13,28 +13,24 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import httpx
-from flwr.app import Message
-from flwr.proto.message_pb2 import ObjectTree
-from flwr.proto.node_pb2 import Node
-from flwr.proto.runtime_pb2 import PullAppMessagesRequest
-from flwr.supercore.inflatable.inflatable_object import (
+
+from polyfed.core.engine import Failure
+from polyfed.deploy.flower_adapter import (
+    Message,
+    Node,
+    ObjectPullError,
+    ObjectTree,
+    ObjectUnavailableError,
+    PullAppMessagesRequest,
+    RuntimeHttpClient,
     get_object_body,
     get_object_head_values_from_object_content,
+    inflatable_class_registry,
+    inflate_object_from_contents,
     iterate_object_tree,
-)
-from flwr.supercore.inflatable.inflatable_protobuf_utils import (
     make_confirm_message_received_fn_protobuf,
     make_pull_object_fn_protobuf,
 )
-from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectPullError,
-    ObjectUnavailableError,
-    inflatable_class_registry,
-    inflate_object_from_contents,
-)
-from flwr.supercore.runtime import RuntimeHttpClient
-
-from polyfed.core.engine import Failure
 from polyfed.errors import PayloadError
 
 MOST_PIECES = 100_000  # of one reply; Flower cuts at 5 MiB

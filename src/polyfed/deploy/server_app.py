@@ -6,8 +6,7 @@ import json
 import logging
 from pathlib import Path
 
-from flwr.app import Context
-from flwr.serverapp import Grid, ServerApp
+from polyfed.deploy.flower_adapter import Context, Grid, ServerApp
 
 app = ServerApp()
 

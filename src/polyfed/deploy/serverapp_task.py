@@ -13,32 +13,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-from flwr.common.constant import SubStatus
-from flwr.common.serde import run_from_proto
-from flwr.proto.runtime_pb2 import (
+
+from polyfed.deploy.flower_adapter import (
     AcquireTaskRequest,
+    Grid,
+    HttpGrid,
     PullTaskInputRequest,
     PushTaskOutputRequest,
-    SendTaskHeartbeatRequest,
+    Run,
+    RuntimeHttpClient,
+    Signature,
+    SubStatus,
+    TaskIdentity,
+    TaskType,
+    heartbeat,
+    run_from_proto,
+    runtime_client,
+    signed_by_secret,
+    signed_by_token,
 )
-from flwr.serverapp.grid import Grid
-from flwr.supercore.constant import TaskType
-from flwr.supercore.heartbeat import HeartbeatSender
-from flwr.supercore.interceptors import (
-    RuntimeTokenHttpInterceptor,
-    RuntimeVersionHttpInterceptor,
-    SuperExecAuthHttpInterceptor,
-)
-from flwr.supercore.run import Run
-from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.grid.http_grid import HttpGrid
-
 from polyfed.deploy.reply_download import Replies
 from polyfed.errors import RunError
-
-ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
-COMPONENT = "flwr-serverapp"
 
 
 class PatientGrid(HttpGrid):
@@ -65,20 +60,14 @@ class ServerTask:
     def grid(self, run: int, seconds: float = 30.0) -> Iterator[Grid]:
         """Be the ServerApp of a run that was just begun: its sites, as long as this lasts."""
         token = self._token(run, seconds)
-        client = self._client(RuntimeTokenHttpInterceptor(token))
+        client = self._client(signed_by_token(token))
         got = client.PullTaskInput(PullTaskInputRequest())
         grid = PatientGrid(self.address, insecure=self.authority is None, token=token)
         grid.use(client, run_from_proto(got.run))
         TaskIdentity.task_id, TaskIdentity.run_id = got.task_id, got.run.run_id
         TaskIdentity.node_id = got.context.node_id  # Flower's messages take their sender from here
 
-        def beat() -> bool:
-            with contextlib.suppress(httpx.HTTPError):
-                client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
-                return True
-            return False
-
-        heart = HeartbeatSender(beat)
+        heart = heartbeat(client)
         heart.start()
         outcome = SubStatus.FAILED
         try:
@@ -91,9 +80,8 @@ class ServerTask:
             client.close()
 
     def _token(self, run: int, seconds: float) -> str:
-        signed = SuperExecAuthHttpInterceptor(master_secret=self.secret, protected_methods={ACQUIRE})
         deadline = time.monotonic() + seconds
-        with contextlib.closing(self._client(signed)) as client:
+        with contextlib.closing(self._client(signed_by_secret(self.secret))) as client:
             while time.monotonic() < deadline:
                 got = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
                 if got.token and got.task.run_id == run:
@@ -101,10 +89,5 @@ class ServerTask:
                 time.sleep(0.1)  # a task of an earlier run, which was killed, is taken and left to expire
         raise RunError(f"the SuperLink did not hand over the task of its run within {seconds:g} seconds")
 
-    def _client(self, signs: RuntimeTokenHttpInterceptor | SuperExecAuthHttpInterceptor) -> RuntimeHttpClient:
-        return RuntimeHttpClient.from_server_address(
-            self.address,
-            self.authority is None,
-            None if self.authority is None else self.authority.read_bytes(),
-            [RuntimeVersionHttpInterceptor(component_name=COMPONENT), signs],
-        )
+    def _client(self, signature: Signature) -> RuntimeHttpClient:
+        return runtime_client(self.address, self.authority, "flwr-serverapp", signature)

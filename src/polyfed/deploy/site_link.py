@@ -7,11 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import httpx
-from flwr.app import Message
-from flwr.common.constant import ErrorCode
-from flwr.serverapp.grid import Grid
 
 from polyfed.core.engine import Failure
+from polyfed.deploy.flower_adapter import ErrorCode, Grid, Message
 from polyfed.deploy.messages import KIND, from_message, to_record
 from polyfed.deploy.serverapp_task import PatientGrid
 from polyfed.engines.flower import Parcel

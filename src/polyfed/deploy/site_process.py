@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from flwr.app import Message, RecordDict
 
 from polyfed.config import Config
 from polyfed.core.host import ClientMaker
 from polyfed.deploy.agreement import SITES
+from polyfed.deploy.flower_adapter import Message, RecordDict
+from polyfed.deploy.flower_protocol import SUPERNODE
 from polyfed.deploy.join_errors import check_server, explain, standing
 from polyfed.deploy.keys import internal_authority
 from polyfed.deploy.messages import from_message, to_record
@@ -84,7 +85,7 @@ class Node:
         if self.key is not None and self.authority is not None:
             security = ["--root-certificates", str(self.authority), "--auth-supernode-private-key", str(self.key)]
         command = [
-            *program("flwr.supernode.cli.flower_supernode", "flower_supernode"),
+            *program(*SUPERNODE),
             *("--superlink", self.server, "--host", "127.0.0.1", "--port", str(self._port)),
             *("--isolation", "process", "--superexec-auth-secret-file", str(folder / "task-secret")),
             *("--ssl-certfile", str(self._inside.server_certificate)),

@@ -9,11 +9,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from flwr.serverapp.grid import Grid
-
 from polyfed import trackers
 from polyfed.config import Config, size_in_bytes
 from polyfed.deploy.agreement import SITES
+from polyfed.deploy.flower_adapter import Grid
 from polyfed.deploy.offers import Offer, check_offer
 from polyfed.deploy.remote_federation import RemoteFederation
 from polyfed.deploy.site import public

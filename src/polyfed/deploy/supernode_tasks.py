@@ -7,7 +7,6 @@ installed one without being unpacked, and the message is given to a function of 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import secrets
 import threading
@@ -16,39 +15,42 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-from flwr.app import Context, Error, Message, RecordDict
-from flwr.common.constant import ErrorCode, SubStatus
-from flwr.common.serde import context_from_proto, fab_from_proto, run_from_proto
-from flwr.proto.node_pb2 import Node
-from flwr.proto.runtime_pb2 import (
-    AcquireTaskRequest,
-    PullAppMessagesRequest,
-    PullTaskInputRequest,
-    SendTaskHeartbeatRequest,
-)
-from flwr.supercore.constant import TaskType
-from flwr.supercore.fab import Fab
-from flwr.supercore.heartbeat import HeartbeatSender
-from flwr.supercore.inflatable.inflatable_protobuf_utils import (
-    make_confirm_message_received_fn_protobuf,
-    make_pull_object_fn_protobuf,
-)
-from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, pull_and_inflate_object_from_tree
-from flwr.supercore.interceptors import (
-    RuntimeTokenHttpInterceptor,
-    RuntimeVersionHttpInterceptor,
-    SuperExecAuthHttpInterceptor,
-)
-from flwr.supercore.run import Run
-from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supernode.runtime.run_clientapp import push_message, push_task_output
 
 import polyfed
 from polyfed.deploy.app_bundle import bundle_hash
+from polyfed.deploy.flower_adapter import (
+    AcquireTaskRequest,
+    Context,
+    Error,
+    ErrorCode,
+    Fab,
+    Message,
+    Node,
+    ObjectPullError,
+    PullAppMessagesRequest,
+    PullTaskInputRequest,
+    RecordDict,
+    Run,
+    RuntimeHttpClient,
+    Signature,
+    SubStatus,
+    TaskType,
+    context_from_proto,
+    fab_from_proto,
+    heartbeat,
+    make_confirm_message_received_fn_protobuf,
+    make_pull_object_fn_protobuf,
+    pull_and_inflate_object_from_tree,
+    push_message,
+    push_task_output,
+    run_from_proto,
+    runtime_client,
+    signed_by_secret,
+    signed_by_token,
+)
 from polyfed.errors import PolyfedError, RunError
 
 POLL = 0.1
-ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 # Everything that a coordinator can put into a SuperNode's queue, so that nothing foreign stays there unanswered.
 TASKS = (TaskType.CLIENT_APP, TaskType.AGENT_APP)
 
@@ -89,9 +91,7 @@ class Taker:
 
     def run(self, stop: threading.Event) -> None:
         """Until `stop`; a SuperNode that is away is waited for."""
-        with self._client(
-            SuperExecAuthHttpInterceptor(master_secret=self.secret, protected_methods={ACQUIRE})
-        ) as client:
+        with self._client(signed_by_secret(self.secret)) as client:
             outdated = threading.Event()  # of the task before
             while not stop.is_set():
                 try:
@@ -120,8 +120,8 @@ class Taker:
                 self.refused(f"a task could not be answered: {error}")
 
     def _answer(self, token: str, outdated: threading.Event) -> None:
-        with self._client(RuntimeTokenHttpInterceptor(token)) as client:
-            beating = HeartbeatSender(lambda: _beat(client))
+        with self._client(signed_by_token(token)) as client:
+            beating = heartbeat(client)
             beating.start()
             details, ended = "the task ended without a reply", SubStatus.FAILED
             try:
@@ -145,13 +145,8 @@ class Taker:
                 push_task_output(client, None, ended, details)
                 beating.stop()
 
-    def _client(self, interceptor: SuperExecAuthHttpInterceptor | RuntimeTokenHttpInterceptor) -> RuntimeHttpClient:
-        return RuntimeHttpClient.from_server_address(
-            server_address=self.address,
-            insecure=False,
-            root_certificates=self.authority.read_bytes(),
-            interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"), interceptor],
-        )
+    def _client(self, signature: Signature) -> RuntimeHttpClient:
+        return runtime_client(self.address, self.authority, "flwr-clientapp", signature)
 
 
 def foreign(name: str, version: str) -> str:
@@ -191,11 +186,3 @@ def _pulled(client: RuntimeHttpClient, outdated: threading.Event) -> tuple[Messa
     )
     message.metadata.__dict__["_message_id"] = tree.object_id  # which Flower does not send along
     return message, context, run_from_proto(got.run), fab_from_proto(got.fab)
-
-
-def _beat(client: RuntimeHttpClient) -> bool:
-    """Say that the task is worked on. Flower's own way would end this process where the task is gone."""
-    with contextlib.suppress(httpx.HTTPError):
-        client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
-        return True
-    return False

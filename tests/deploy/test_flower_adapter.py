@@ -1,0 +1,133 @@
+"""What polyfed needs from Flower: names, attributes and values. After an update of Flower, run these tests first.
+
+Nothing here imports the adapter when tests are collected, so a missing name does not hide the others.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+from pathlib import Path
+
+import pytest
+
+import polyfed
+from polyfed.deploy import flower_protocol
+from polyfed.deploy.flower_protocol import FLEET, REGISTRATION_PATHS, SITE_PATHS
+
+PACKAGE = Path(polyfed.__file__).parent
+ADAPTER = PACKAGE / "deploy" / "flower_adapter.py"
+PROTOCOL = PACKAGE / "deploy" / "flower_protocol.py"
+TEST_NAMES = Path(__file__).with_name("flower_names.py")
+# This benchmark measures Flower's own simulation, without polyfed.
+EXCEPTIONS = {ADAPTER, PROTOCOL, PACKAGE / "benchmarks" / "flower_simulation.py"}
+# Attributes of classes and fields of protobuf messages that polyfed uses, by their name in the adapter.
+ATTRIBUTES = {
+    "ControlHttpClient": ["from_server_address", "close", "ListNodes", "RegisterNode", "UnregisterNode", "StartRun"],
+    "RuntimeHttpClient": [
+        *("from_server_address", "close", "AcquireTask", "PullTaskInput", "PushTaskOutput", "SendTaskHeartbeat"),
+        *("PullMessages", "PullObject", "ConfirmMessageReceived"),
+    ],
+    "HttpGrid": ["set_run", "run", "get_nodes", "push_messages", "pull_messages", "_runtime_client"],
+    "HeartbeatSender": ["start", "stop"],
+    "SubStatus": ["COMPLETED", "FAILED"],
+    "TaskType": ["SERVER_APP", "CLIENT_APP", "AGENT_APP"],
+    "ErrorCode": [
+        *("MESSAGE_UNAVAILABLE", "REPLY_MESSAGE_UNAVAILABLE", "NODE_UNAVAILABLE", "INVALID_FAB"),
+        *("CLIENT_APP_CRASHED", "CLIENT_APP_RAISED_EXCEPTION", "LOAD_CLIENT_APP_EXCEPTION"),
+    ],
+    "Message": ["has_error", "content", "metadata", "error"],
+}
+FIELDS = {
+    "RegisterNodeRequest": ["name", "public_key"],
+    "UnregisterNodeRequest": ["node_id"],
+    "StartRunRequest": ["fab", "override_config"],
+    "AcquireTaskRequest": ["supported_task_types"],
+    "PullAppMessagesRequest": ["message_ids"],
+    "PushTaskOutputRequest": ["sub_status", "details"],
+    "ObjectTree": ["object_id", "children"],
+    "Node": ["node_id"],
+}
+
+
+def flower_imports(file: Path) -> list[tuple[str, str]]:
+    """Return the module and name of every import of Flower in a file, wherever the import stands."""
+    imports: list[tuple[str, str]] = []
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            imports += [(alias.name, "") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            imports += [(node.module or "", alias.name) for alias in node.names]
+    return [(module, name) for module, name in imports if module.split(".")[0] == "flwr"]
+
+
+def modules_in_strings(file: Path) -> list[str]:
+    """Return the modules of Flower that a file names in strings, which may be imported later."""
+    constants = [node.value for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Constant)]
+    return [text for text in constants if isinstance(text, str) and text.startswith("flwr.")]
+
+
+def test_only_the_adapter_imports_flower() -> None:
+    files = [file for file in PACKAGE.rglob("*.py") if file not in EXCEPTIONS]
+    assert {file: flower_imports(file) + modules_in_strings(file) for file in files} == {file: [] for file in files}
+
+
+def test_tests_import_flower_in_one_place() -> None:
+    files = [file for file in Path(__file__).parent.glob("*.py") if file != TEST_NAMES]
+    assert {file.name: flower_imports(file) for file in files} == {file.name: [] for file in files}
+
+
+@pytest.mark.parametrize("file", [ADAPTER, TEST_NAMES], ids=lambda file: file.name)
+def test_every_name_exists(file: Path) -> None:
+    missing = []
+    for module, name in flower_imports(file):
+        try:
+            found = hasattr(importlib.import_module(module), name)
+        except ImportError:
+            found = False
+        if not found:
+            missing.append(f"{module}.{name}")
+    assert missing == []
+
+
+@pytest.mark.parametrize("name", ATTRIBUTES)
+def test_every_attribute_exists(name: str) -> None:
+    adapter = importlib.import_module("polyfed.deploy.flower_adapter")
+    holder = getattr(adapter, name)
+    assert [attribute for attribute in ATTRIBUTES[name] if not hasattr(holder, attribute)] == []
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_field_exists(name: str) -> None:
+    adapter = importlib.import_module("polyfed.deploy.flower_adapter")
+    fields = getattr(adapter, name).DESCRIPTOR.fields_by_name
+    assert [field for field in FIELDS[name] if field not in fields] == []
+
+
+def test_commands_exist() -> None:
+    for module, function in (flower_protocol.SUPERLINK, flower_protocol.SUPERNODE):
+        assert callable(getattr(importlib.import_module(module), function))
+
+
+def test_values_are_those_of_flower() -> None:
+    flower = importlib.import_module("tests.deploy.flower_names")
+    assert flower_protocol.PUBLIC_KEY_HEADER.decode() == flower.FLEET_HTTP_PUBLIC_KEY_HEADER
+    assert flower_protocol.CONTENT_TYPE.decode() == flower.PROTOBUF_MEDIA_TYPE
+    assert flower_protocol.MAX_CLOCK_AHEAD == flower.SYSTEM_TIME_TOLERANCE
+    # Flower tolerates its drift allowance on top of this
+    assert flower_protocol.MAX_CLOCK_BEHIND == flower.TIMESTAMP_TOLERANCE
+    assert flower_protocol.EXIT_KEY_INVALID == flower.ExitCode.SUPERNODE_NODE_AUTH_KEY_INVALID
+    assert flower_protocol.EXIT_NO_CONNECTION == flower.ExitCode.SUPERNODE_CONNECTION_ERROR
+    assert flower_protocol.EXIT_OTHER_VERSION == flower.ExitCode.RUNTIME_VERSION_INCOMPATIBLE
+    telemetry = inspect.getsource(importlib.import_module("flwr.supercore.telemetry"))
+    names = {flower.FLWR_DISABLE_UPDATE_CHECK, flower.FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION}
+    assert flower_protocol.ENVIRONMENT.keys() - names == {"FLWR_TELEMETRY_ENABLED"}
+    assert 'getenv("FLWR_TELEMETRY_ENABLED"' in telemetry
+
+
+def test_the_fleet_interface_has_these_paths_and_no_others() -> None:
+    """A new path is either one that sites need, which the gateway must forward, or one that it must keep blocked."""
+    flower = importlib.import_module("tests.deploy.flower_names")
+    paths = {route.path.encode() for route in flower.fleet_router.routes}
+    assert {path for path in paths if path.startswith(FLEET)} == paths == SITE_PATHS | REGISTRATION_PATHS
