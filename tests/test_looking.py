@@ -94,7 +94,7 @@ def test_cka_is_between_the_models_that_the_participants_trained(kept: Kept) -> 
     x = as_floats(batch(made.global_test).images)
     outputs = []
     for name in event["clients"]:
-        model = made.make(name).model.eval()
+        model = made.make_client(name).model.eval()
         copy_into(model, last_state(kept.folders["serial"], name))
         outputs.append(stage_outputs(model, x))
     for layer, mean in zip(event["layers"], event["mean"], strict=True):

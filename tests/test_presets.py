@@ -10,7 +10,7 @@ import torch
 from polyfed.config import parse
 from polyfed.config.sources import find
 from polyfed.data.catalogue import KNOWN
-from polyfed.federation.simulation import assign_models
+from polyfed.federation.model_assignment import assign_models
 from polyfed.models.decoders import transposed_decoder
 from polyfed.models.slicing import skeleton
 

@@ -63,7 +63,7 @@ def run_config(
     config: Config, *, out: Path | None = None, data: Dataset | None = None, observers: Sequence[Observer] = ()
 ) -> dict[str, Any]:
     """Run a checked config. A run that is already finished is not run again."""
-    from polyfed import catalogue, trackers
+    from polyfed import trackers
     from polyfed.experiment import Experiment, versions
     from polyfed.federation import simulation
 
@@ -74,11 +74,7 @@ def run_config(
     if finished is not None:
         return finished
     tracking = trackers.check(config.track)
-    if data is None:
-        made = simulation.from_config(config)
-    else:
-        simulation.import_all(config.imports)
-        made = simulation.from_parts(config, catalogue.make(config.method), simulation.assign_models(config), data)
+    federation = simulation.build_federation(config, data=data)
 
     def note(sentence: str) -> None:
         folder.event("note", message=sentence)
@@ -88,7 +84,7 @@ def run_config(
             logging.getLogger("polyfed").warning(sentence)
 
     with trackers.tracked(config.track, tracking, note) as watchers:
-        experiment = Experiment(made, folder, [*observers, *watchers])
+        experiment = Experiment(federation, folder, [*observers, *watchers])
         if not folder.exists():
             folder.create({**config.to_dict(), "name": config.run_name, "versions": versions()})
         return experiment.run()

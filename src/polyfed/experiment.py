@@ -29,7 +29,7 @@ from polyfed.engines.serial import SerialEngine
 from polyfed.errors import PolyfedError, RunError
 from polyfed.federation import probes, ray_nodes
 from polyfed.federation.plan import Plan
-from polyfed.federation.simulation import MAKER, Federation, host_of
+from polyfed.federation.simulation import HOST_FACTORY, SimulatedFederation, make_host
 from polyfed.federation.summary import summary
 from polyfed.guards.privacy_cost import released
 from polyfed.machine import available_cores
@@ -89,7 +89,7 @@ class Experiment:
     def _run(self) -> dict[str, Any]:
         # an engine that was given keeps its clients' states where they are
         checkpoints = Checkpoints(self.folder.checkpoint_folder, states_here=self.engine is None)
-        self.federation.keep(self.folder, self.roster)
+        self.federation.save_metadata(self.folder, self.roster)
         engine = self.engine or self._make_engine()
         try:
             door = Door(
@@ -124,7 +124,7 @@ class Experiment:
             engine.close()
 
     def _make_engine(self) -> Engine:
-        if not isinstance(self.federation, Federation):
+        if not isinstance(self.federation, SimulatedFederation):
             raise RunError("clients whose data is elsewhere need an engine that reaches them")
         folder = self.folder.checkpoint_folder
         return make_engine(self.federation, folder / CLIENT_STATES, folder / "federation")
@@ -330,17 +330,17 @@ def one_torch_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def make_engine(federation: Federation, store: Path, scratch: Path) -> Engine:
+def make_engine(federation: SimulatedFederation, store: Path, scratch: Path) -> Engine:
     """The engine that the config names."""
     wanted = federation.config.engine
     if wanted.name == "serial":
-        return SerialEngine(host_of(federation, store))
+        return SerialEngine(make_host(federation, store))
     if wanted.name == "ray":
         return ray_nodes.ray_engine(federation, store, scratch)
     workers = wanted.workers if isinstance(wanted.workers, int) else available_cores()
     workers = min(workers, max(1, federation.config.per_round))
-    description = {**federation.describe(scratch), "store": str(store)}
-    return PoolEngine(MAKER, description, workers, timeout=wanted.timeout)
+    description = {**federation.describe_for_workers(scratch), "store": str(store)}
+    return PoolEngine(HOST_FACTORY, description, workers, timeout=wanted.timeout)
 
 
 def versions() -> dict[str, str]:

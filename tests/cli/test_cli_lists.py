@@ -64,7 +64,7 @@ def test_every_preset_is_a_config_whose_method_and_models_exist() -> None:
     from polyfed.config.sources import find, preset_names
     from polyfed.data.catalogue import KNOWN
     from polyfed.data.partition_settings import settings_of
-    from polyfed.federation.simulation import assign_models
+    from polyfed.federation.model_assignment import assign_models
 
     for name in preset_names():
         config = parse(find(name), name)

@@ -142,8 +142,8 @@ def test_durations(seconds: float, text: str) -> None:
 
 INTERRUPTED = """
 import signal, sys
-from polyfed.cli.cells import Channel
-from polyfed.cli.show import say
+from polyfed.cli.sweep_workers import Channel
+from polyfed.cli.output import say
 tell = say if sys.argv[1] == "say" else lambda word: Channel(2).tell(word)
 signal.signal(signal.SIGALRM, lambda *_: tell("note " + "n" * 60))
 signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)

@@ -93,7 +93,7 @@ def test_expected_bytes_bound_the_real_ones(method: str, capsys: pytest.CaptureF
 
     raw = override(find("quickstart"), [*SERIAL, f"method={method}", "models.group=[tiny-mlp]", "train.epochs=0"])
     config = parse(raw)
-    made = simulation.from_config(config)
+    made = simulation.build_federation(config)
     held = [len(share.classes) for share in shares_of(made)]
     traffic = expected(made.method, made.profiles(), held, config.per_round)
     texts = [*SERIAL, f"method={method}", "models.group=[tiny-mlp]", "train.epochs=0", "--out", "r", "--json", "-q"]

@@ -21,17 +21,17 @@ from polyfed.federation import ray_nodes, simulation
 SETTING: dict[str, Any] = {"method": "local", "clients": 3, "data": {"dataset": "digits", "limit": 200}}
 
 
-def packed(made: simulation.Federation, folder: Path) -> tuple[dict[str, Any], list[bytes]]:
+def packed(made: simulation.SimulatedFederation, folder: Path) -> tuple[dict[str, Any], list[bytes]]:
     """What a driver sends, after which its own files are gone."""
-    description = made.describe(folder / "scratch")
+    description = made.describe_for_workers(folder / "scratch")
     files = [(folder / "scratch" / name).read_bytes() for name in ray_nodes.FILES]
     shutil.rmtree(folder / "scratch")
     return description, files
 
 
 def test_the_clients_of_a_node_are_those_of_the_driver(tmp_path: Path) -> None:
-    made = simulation.from_config(parse(SETTING))
-    here = simulation.host_of(made, tmp_path / "states")
+    made = simulation.build_federation(parse(SETTING))
+    here = simulation.make_host(made, tmp_path / "states")
     store = TaskStateStore()
     there = ray_nodes.host_on_node(*packed(made, tmp_path), store)
     call, nothing = Call(1, 1, ("train",), ("train",)), encode({}).data
@@ -43,7 +43,7 @@ def test_the_clients_of_a_node_are_those_of_the_driver(tmp_path: Path) -> None:
 
 
 def test_a_node_makes_the_dataset_in_its_own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = simulation.from_config(parse(SETTING))
+    made = simulation.build_federation(parse(SETTING))
     description, files = packed(made, tmp_path)
     monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "node"))
     elsewhere = {**description, "dataset": f"{tmp_path}/no/{made.dataset.folder.name}"}
@@ -56,7 +56,7 @@ def test_data_that_is_on_no_node_is_refused_in_one_sentence(tmp_path: Path) -> N
     images = draw.integers(0, 255, (60, 8, 8), dtype=np.uint8)
     data = datasets.from_arrays("mine", images, np.arange(60) % 3, cache=tmp_path / "driver")
     config = parse({**SETTING, "data": {"dataset": "mine", "root": str(data.folder)}, "evaluate": {"global": False}})
-    made = simulation.from_config(config)
+    made = simulation.build_federation(config)
     description, files = packed(made, tmp_path)
     shutil.rmtree(tmp_path / "driver")
     with pytest.raises(InputError, match=r"node \S+ has neither .*mine-\w+ nor what it is made from") as refused:
@@ -65,7 +65,7 @@ def test_data_that_is_on_no_node_is_refused_in_one_sentence(tmp_path: Path) -> N
 
 
 def test_other_data_under_the_same_name_is_refused(tmp_path: Path) -> None:
-    description, files = packed(simulation.from_config(parse(SETTING)), tmp_path)
+    description, files = packed(simulation.build_federation(parse(SETTING)), tmp_path)
     with pytest.raises(InputError, match="is not the one of this run"):
         ray_nodes.host_on_node(
             {**description, "dataset": f"{tmp_path}/digits-0123456789abcdef"}, files, TaskStateStore()
@@ -73,6 +73,6 @@ def test_other_data_under_the_same_name_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_users_file_that_a_node_lacks_is_named(tmp_path: Path) -> None:
-    description, files = packed(simulation.from_config(parse(SETTING)), tmp_path)
+    description, files = packed(simulation.build_federation(parse(SETTING)), tmp_path)
     with pytest.raises(InputError, match=r"there is no file .*mine\.py"):
         ray_nodes.host_on_node({**description, "imports": [f"{tmp_path}/mine.py"]}, files, TaskStateStore())

@@ -34,7 +34,7 @@ from polyfed.core import (
 from polyfed.core.client import weights_of
 from polyfed.core.codec import decode
 from polyfed.errors import InputError, PolyfedError
-from polyfed.federation.simulation import Federation
+from polyfed.federation.simulation import SimulatedFederation
 from polyfed.guards import accountant
 from polyfed.guards.clipping import clip_rows
 from polyfed.guards.sensitivity import measured_sensitivity
@@ -98,8 +98,8 @@ def frames(folder: RunFolder, client: str) -> list[bytes]:
 def victim(toy: ToyFederation, name: str) -> Client:
     """A client with the model that it has all the time."""
     config: Config = toy.config()
-    federation: Federation = toy.federation(config)
-    return federation.make(name)
+    federation: SimulatedFederation = toy.federation(config)
+    return federation.make_client(name)
 
 
 def clean(toy: ToyFederation, name: str) -> Tensor:
@@ -302,7 +302,7 @@ def test_measured_sensitivity_is_labelled_as_no_guarantee(
 
 def test_the_measured_sensitivity_of_a_sum_of_pixels(toy: ToyFederation) -> None:
     """By hand: a feature that is 3 times the sum of all pixels moves by 3 |new - old| when one pixel changes."""
-    own = toy.federation(toy.config()).make("0")
+    own = toy.federation(toy.config()).make_client("0")
 
     class Sum(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

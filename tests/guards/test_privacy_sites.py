@@ -129,7 +129,7 @@ def test_clean_rows_are_nowhere_in_what_leaves_a_site(tmp_path: Path, privacy: d
     setting = {**OWN_SETTING, "rounds": 1, "privacy": privacy}
     run_over(link, setting, tmp_path / "over")
     (state,) = (tmp_path / "sites" / "ana").glob("*/clients/ana.1")
-    client = brings["ana"](parse(setting))[0].make("ana")
+    client = brings["ana"](parse(setting))[0].make_client("ana")
     client.load(decode(state.read_bytes()).weights("model"))
     rows = client.class_means(client.model.features, client.profile.features).values
     found = [row.numpy().tobytes() in parcel for row in rows for parcel in left]

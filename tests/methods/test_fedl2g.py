@@ -390,7 +390,7 @@ def vectors_after(method: FedL2G, rounds: int = 1, **options: Any) -> Outcome:
 def test_warm_up_moves_the_vectors_and_no_model() -> None:  # test 8
     with ToyFederation(FedL2G, {}) as toy:
         config = toy.config(rounds=3)
-        initial = {name: weights_of(toy.federation(config).make(name).model) for name in "01234"}
+        initial = {name: weights_of(toy.federation(config).make_client(name).model) for name in "01234"}
         warm = toy.run(config, method=FedL2G(warmup=3)).checked()
         after = toy.run(config, method=FedL2G(warmup=2)).checked()
         for name, start in initial.items():
@@ -463,7 +463,7 @@ def test_bytes_and_no_more_than_the_prototype_methods(space: Space) -> None:  # 
         for number, stats in enumerate(outcome.round_stats, 1):
             rows = 0
             for name in made.names:
-                client = made.make(name)
+                client = made.make_client(name)
                 client.seed, client.round, client.step = made.seed, number, "quiz_feedback"
                 (drawn,) = method.study_batches_of(client, method.share(client)[0])
                 rows += len(set(drawn[1].tolist()))

@@ -175,7 +175,7 @@ def test_the_scaler_acts_on_narrow_clients_while_they_train() -> None:
 def test_the_scaler_is_off_in_evaluation_unless_asked_for() -> None:
     with ToyFederation(HeteroFL, {}) as toy:
         federation = toy.federation(toy.config(models={"group": ["tiny-cnn@0.5", "tiny-cnn"]}))
-        client = federation.make("0")
+        client = federation.make_client("0")
     x = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     msg = Payload({"model": weights_of(client.model), "rate": 0.5})
     for kind in ("training", "always"):
@@ -255,7 +255,7 @@ def test_the_policies_predict_differently() -> None:
         for bn in ("static-clients", "batch", "average"):
             method = HeteroFL(bn=bn, mask_absent_classes=False)
             outcome = toy.run(toy.config(rounds=1), method=method, evaluate=True).checked()
-            client = toy.federation(toy.config(), method).make("1")
+            client = toy.federation(toy.config(), method).make_client("1")
             server = toy.federation(toy.config(), method).server(toy.federation(toy.config(), method).profiles())
             server.state = outcome.server
             method.adopt(client, Payload(method.publish(server).each["1"]))

@@ -61,7 +61,7 @@ def test_the_servers_control_is_the_mean_of_the_clients(changed: dict[str, Any],
 def test_controls_hold_parameters_only() -> None:
     with ToyFederation(Scaffold, {}) as toy:
         outcome = toy.run().checked()
-        names = {name for name, _ in toy.federation(toy.config()).make("0").model.named_parameters()}
+        names = {name for name, _ in toy.federation(toy.config()).make_client("0").model.named_parameters()}
     server: Any = outcome.server["control"]
     assert server.keys() == names
 

@@ -171,7 +171,7 @@ def test_one_member_for_all_is_fedavg_built_by_hand(assign: str, member: str) ->
         sum(p.numel() for p in build(ModelSpec(f"tiny-resnet{n}"), shape=(1, 8, 8), classes=4).parameters())
         for n in (10, 14, 18, 22, 26)
     ]
-    own = sum(p.numel() for p in federation.make("0").model.parameters())
+    own = sum(p.numel() for p in federation.make_client("0").model.parameters())
     assert own == (min(sizes) if assign == "smallest" else max(sizes))
     assert any("capacities are ignored" in note for note in federation.partition.notes)
 
@@ -189,7 +189,7 @@ def test_bytes_are_those_of_the_formulas(method: str, changed: dict[str, Any]) -
     # numbers. Buffers of BatchNorm come on top (R3): statistics in floats, a counter in eight bytes.
     with ToyFederation(catalogue.load(method), {}) as toy:
         config = toy.config(rounds=1, **changed)
-        models = [toy.federation(config).make(str(k)).model for k in range(5)]
+        models = [toy.federation(config).make_client(str(k)).model for k in range(5)]
         stats = toy.run(config).checked().round_stats[0]
     state = sum(t.nbytes for model in models for t in model.state_dict().values())
     parameters = sum(p.nbytes for model in models for p in model.parameters())
@@ -245,7 +245,7 @@ def test_a_shorter_server_step() -> None:
         whole: Any = toy.run(config).checked().server["model"]
         half: Any = toy.run(config, method=FedAvg(server_lr=0.5)).checked().server["model"]
         start = weights_of(toy.federation(config).common_model("tiny-resnet"))
-        trained = {name for name, _ in toy.federation(config).make("0").model.named_parameters()}
+        trained = {name for name, _ in toy.federation(config).make_client("0").model.named_parameters()}
     for name, old in start.items():
         wanted = (old + whole[name]) / 2 if name in trained else whole[name]
         assert torch.allclose(half[name].double(), wanted.double(), rtol=1e-5, atol=1e-6)

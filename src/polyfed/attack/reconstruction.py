@@ -59,7 +59,7 @@ def attack(path: Path, client: str | None = None, field: str | None = None, step
         raise InputError(
             f"the attacker learns on the dataset's test set, and {federation.config.data.dataset} has none"
         )
-    victim = federation.make(name)
+    victim = federation.make_client(name)
     victim.seed = federation.seed
     protected = {} if federation.guard is None else {one.field: one for one in federation.guard.protections}
     aim = targets.find(folder, victim, field, protected, federation.method)

@@ -15,7 +15,7 @@ from polyfed.core.codec import decode
 from polyfed.core.method import Method
 from polyfed.core.payload import Payload, Value
 from polyfed.errors import InputError, nearest
-from polyfed.federation.simulation import Federation
+from polyfed.federation.simulation import SimulatedFederation
 from polyfed.guards.clipping import clip_rows
 from polyfed.guards.protections import senders
 from polyfed.runs.checkpoint import CLIENT_STATES, Checkpoints
@@ -160,10 +160,10 @@ def auxiliary(
     return torch.stack([row for row, _ in made]), torch.stack([picture for _, picture in made])
 
 
-def run_of(path: Path) -> tuple[RunFolder, Federation]:
+def run_of(path: Path) -> tuple[RunFolder, SimulatedFederation]:
     """A run folder and the federation that it is of."""
     from polyfed import api
     from polyfed.federation import simulation
 
     folder = RunFolder(path)
-    return folder, simulation.from_config(api.config_of(folder))
+    return folder, simulation.build_federation(api.config_of(folder))

@@ -44,7 +44,6 @@ def _in_fresh_process(clients: int) -> dict[str, float]:
 
 def _one_round(clients: int) -> dict[str, float]:
     """All clients train one step; those of the pool live in other processes, whose memory is not counted."""
-    from polyfed import catalogue
     from polyfed.benchmarks.slicing import memory
     from polyfed.benchmarks.synthetic import images
     from polyfed.config import parse
@@ -67,7 +66,7 @@ def _one_round(clients: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as place, one_torch_thread():
         folder = Path(place)
         data = images("aggregation", clients * SAMPLES_EACH, SIZE, folder / "cache")
-        made = simulation.from_parts(config, catalogue.make(config.method), simulation.assign_models(config), data)
+        made = simulation.build_federation(config, data=data)
         roster = made.profiles()
         made.check(roster)
         engine = make_engine(made, folder / "states", folder / "federation")

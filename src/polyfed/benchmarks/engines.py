@@ -89,7 +89,7 @@ class Side:
     """A federation whose clients do nothing, on one engine."""
 
     def __init__(self, engine: dict[str, Any], folder: Path, clients: int = CLIENTS) -> None:
-        made = simulation.from_config(parse({**TASK, "clients": clients, "engine": engine}))
+        made = simulation.build_federation(parse({**TASK, "clients": clients, "engine": engine}))
         roster = made.profiles()
         started = time.perf_counter()
         self._engine = make_engine(made, folder / "states", folder / "federation")

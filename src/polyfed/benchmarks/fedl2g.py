@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polyfed import catalogue
 from polyfed.benchmarks.synthetic import images
 from polyfed.config import parse
 from polyfed.core.cohort import Cohort
@@ -63,18 +62,18 @@ def measure() -> dict[str, Any]:
 class _Side:
     """One method with its own clients, all in this process."""
 
-    made: simulation.Federation
+    made: simulation.SimulatedFederation
     door: Door
     server: Server
 
     @staticmethod
     def of(method: dict[str, Any], data: Dataset, states: Path) -> _Side:
         config = parse({"method": method, "clients": CLIENTS, "data": {"partition": {"scheme": "iid"}}})
-        made = simulation.from_parts(config, catalogue.make(config.method), simulation.assign_models(config), data)
+        made = simulation.build_federation(config, data=data)
         roster = made.profiles()
         server = made.server(roster)
         made.method.init(server)
-        return _Side(made, Door(made.method, SerialEngine(simulation.host_of(made, states)), roster), server)
+        return _Side(made, Door(made.method, SerialEngine(simulation.make_host(made, states)), roster), server)
 
     def client_seconds(self, number: int) -> float:
         self.door.begin_round(number)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from polyfed import catalogue
 from polyfed.benchmarks.synthetic import images
 from polyfed.config import parse
 from polyfed.core.cohort import Cohort
@@ -74,7 +73,7 @@ def _rounds(rule: str, folder: Path) -> tuple[list[float], list[float]]:
         }
     )
     data = images("inco", SAMPLES, SIZE, folder / "cache")
-    made = simulation.from_parts(config, catalogue.make(config.method), simulation.assign_models(config), data)
+    made = simulation.build_federation(config, data=data)
     roster = made.profiles()
     made.check(roster)
     engine = make_engine(made, folder / "states", folder / "federation")

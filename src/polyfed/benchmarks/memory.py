@@ -88,8 +88,8 @@ def _one_step(case: str, name: str) -> tuple[int, int]:
     method: Any = catalogue.make(config.method)
     with tempfile.TemporaryDirectory() as place:
         data = images("memory", SAMPLES, size, Path(place))
-        made = simulation.from_parts(config, method, simulation.assign_models(config), data)
-        client = made.make("0")
+        made = simulation.build_federation(config, data=data, method=method)
+        client = made.make_client("0")
         width = client.profile.features
         sent: dict[str, Value] = {"prototypes": ClassTable.empty(width).without_counts()}
         if METHODS[name]["name"] == "fedvtc":

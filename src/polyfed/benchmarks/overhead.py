@@ -19,7 +19,6 @@ from typing import Any, Self
 import torch
 import torch.nn.functional as F
 
-from polyfed import catalogue
 from polyfed.benchmarks.synthetic import images
 from polyfed.config import Config, parse
 from polyfed.core.cohort import Cohort
@@ -63,7 +62,7 @@ def measure() -> dict[str, Any]:
     return {"figures": {name: round(value, 4) for name, value in figures.items()}, "settings": settings}
 
 
-def _federation(folder: Path) -> simulation.Federation:
+def _federation(folder: Path) -> simulation.SimulatedFederation:
     config: Config = parse(
         {
             "method": "local",
@@ -73,15 +72,15 @@ def _federation(folder: Path) -> simulation.Federation:
         }
     )
     data = images("overhead", SAMPLES, SIZE, folder / "cache")
-    return simulation.from_parts(config, catalogue.make(config.method), simulation.assign_models(config), data)
+    return simulation.build_federation(config, data=data)
 
 
 class _Side:
     """A pool of so many workers, and as many bare processes."""
 
-    def __init__(self, made: simulation.Federation, workers: int, folder: Path) -> None:
+    def __init__(self, made: simulation.SimulatedFederation, workers: int, folder: Path) -> None:
         config = parse({**made.config.to_dict(), "engine": {"name": "pool", "workers": workers}})
-        made = simulation.Federation(config, made.dataset, made.partition, None, made.specs, made.method)
+        made = simulation.SimulatedFederation(config, made.dataset, made.partition, None, made.specs, made.method)
         self._bare = [_Bare(made, [name for name in made.names if int(name) % workers == w]) for w in range(workers)]
         self._engine = make_engine(made, folder / "states", folder / "federation")
         roster = made.profiles()
@@ -111,7 +110,7 @@ class _Side:
 class _Bare:
     """A process that trains some clients' models in the barest way."""
 
-    def __init__(self, made: simulation.Federation, names: list[str]) -> None:
+    def __init__(self, made: simulation.SimulatedFederation, names: list[str]) -> None:
         context = multiprocessing.get_context("fork")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_bare_life, args=(theirs, made, names), daemon=True)
@@ -129,10 +128,10 @@ class _Bare:
         self._process.join()
 
 
-def _bare_life(connection: Connection, made: simulation.Federation, names: list[str]) -> None:
+def _bare_life(connection: Connection, made: simulation.SimulatedFederation, names: list[str]) -> None:
     torch.set_num_threads(1)
     settings = TrainSettings()
-    clients = [made.make(name) for name in names]
+    clients = [made.make_client(name) for name in names]
     prepared = []
     for client in clients:
         batches = list(

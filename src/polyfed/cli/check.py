@@ -13,7 +13,7 @@ from polyfed.cli.run import CONFIG, OVERRIDES
 if TYPE_CHECKING:
     from polyfed.cli.expected_traffic import Traffic
     from polyfed.config import Config
-    from polyfed.federation.simulation import Federation
+    from polyfed.federation.simulation import SimulatedFederation
 
 MOST_CLIENTS = 40  # more are summed up by model
 
@@ -38,7 +38,7 @@ def check(config: CONFIG, overrides: OVERRIDES = None) -> None:
     from polyfed.federation import simulation
 
     chosen = parse(override(find(config), overrides or []), config)
-    made = simulation.from_config(chosen)
+    made = simulation.build_federation(chosen)
     profiles = made.profiles()
     made.check(profiles)
     shares = shares_of(made)
@@ -50,13 +50,13 @@ def check(config: CONFIG, overrides: OVERRIDES = None) -> None:
     _put_traffic(traffic, chosen)
 
 
-def shares_of(federation: Federation) -> list[Share]:
+def shares_of(federation: SimulatedFederation) -> list[Share]:
     """Model and data of every client."""
     import numpy as np
 
     labels = federation.dataset.train.labels.numpy()
     params = _params(federation)
-    tests = federation.matched if federation.matched is not None else federation.partition.test
+    tests = federation.matched_test if federation.matched_test is not None else federation.partition.test
     return [
         Share(
             name,
@@ -72,7 +72,7 @@ def shares_of(federation: Federation) -> list[Share]:
     ]
 
 
-def _params(federation: Federation) -> dict[str, int]:
+def _params(federation: SimulatedFederation) -> dict[str, int]:
     import torch
 
     from polyfed.models import build
@@ -129,7 +129,7 @@ def ranges(classes: Sequence[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" if b > a + 1 else f"{a}, {b}" for a, b in parts) or "none"
 
 
-def _put_method(federation: Federation, config: Config) -> None:
+def _put_method(federation: SimulatedFederation, config: Config) -> None:
     method = federation.method
     title = (type(method).__doc__ or method.name).strip().partition("\n")[0]
     needs = ", ".join(method.needs.names()) or "nothing"

@@ -70,9 +70,9 @@ def join(
     from polyfed.config import size_in_bytes
     from polyfed.deploy.site import Site
     from polyfed.deploy.site_process import Node
-    from polyfed.federation.simulation import import_all
+    from polyfed.federation.user_imports import import_user_modules
 
-    import_all(imports or [])
+    import_user_modules(imports or [])
     bring = _bring(str(name), data, model, state)
     try:
         largest = size_in_bytes(limit)

@@ -49,7 +49,7 @@ class ClientMaker(Protocol):
     method: Method
     global_test: Samples | None
 
-    def make(self, name: str) -> Client: ...
+    def make_client(self, name: str) -> Client: ...
 
 
 @dataclass
@@ -228,7 +228,7 @@ class Host:
         if live is None or live.version != version:
             if live is None or version == INITIAL:
                 self._drop(name)
-                live = _Live(self._maker.make(name), INITIAL, "", 0)
+                live = _Live(self._maker.make_client(name), INITIAL, "", 0)
             if version != INITIAL:
                 saved = decode(self._store.read(name, version))
                 copy_into(live.client.model, saved.weights("model"))

@@ -12,7 +12,7 @@ from polyfed.core.profile import Profile
 from polyfed.deploy.agreement import AgreedFederation
 from polyfed.deploy.offers import Offer
 from polyfed.errors import InputError, RunError
-from polyfed.federation.client_metadata import entry
+from polyfed.federation.client_metadata import client_entry
 from polyfed.federation.plan import Plan
 from polyfed.models import ModelSpec, SplitModel
 from polyfed.models.slicing import Family
@@ -58,21 +58,22 @@ class RemoteFederation(AgreedFederation, Plan):
     def source(self) -> str:
         return "; ".join(f"{name}: {offer.source}" for name, offer in zip(self.names, self.offers, strict=True))
 
-    def samples(self, k: int) -> int:
+    def num_samples(self, k: int) -> int:
         return self.offers[k].profile.samples
 
     def profile(self, k: int) -> Profile:
         """Return the profile of a site's offer, with the name and position that the coordinator gives it."""
         return dataclasses.replace(self.offers[k].profile, name=self.names[k], position=k, image=self.shape)
 
-    def keep(self, folder: RunFolder, roster: Sequence[Profile]) -> None:
+    def save_metadata(self, folder: RunFolder, roster: Sequence[Profile]) -> None:
         """Write clients.json, unless a previous start of this run has written it."""
         if not folder.clients_file.exists():
             folder.write_clients(
                 {
                     "class_names": list(self.class_names),
                     "clients": [
-                        entry(profile, offer.train, {}) for profile, offer in zip(roster, self.offers, strict=True)
+                        client_entry(profile, offer.train, {})
+                        for profile, offer in zip(roster, self.offers, strict=True)
                     ],
                 }
             )

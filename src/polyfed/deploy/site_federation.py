@@ -57,7 +57,7 @@ class SiteFederation(AgreedFederation):
             self.shape,
         )
 
-    def make(self, name: str) -> Client:
+    def make_client(self, name: str) -> Client:
         """Return the site's client as it is before its first step."""
         if name != self.name:
             raise InputError(f"this is site {self.name}, not {name}")

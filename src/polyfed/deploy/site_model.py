@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import nn
 
 from polyfed.errors import InputError
-from polyfed.federation.simulation import import_file
+from polyfed.federation.user_imports import import_user_file
 from polyfed.models import ModelSpec, SplitModel, from_module, register
 
 CUSTOM_PREFIX = "own-"  # of the names under which models from files are registered
@@ -20,7 +20,7 @@ def model_from_file(path: Path) -> ModelSpec:
 
     `build()` returns any module whose last layer is a Linear. It may take the arguments `shape` and `classes`.
     """
-    module = import_file(path.expanduser().resolve())
+    module = import_user_file(path.expanduser().resolve())
     factory = getattr(module, "build", None)
     if not callable(factory):
         raise InputError(f"{path} has no function build() that returns a model")

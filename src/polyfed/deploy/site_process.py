@@ -123,7 +123,7 @@ def rehearsal(name: str) -> Bring:
             raise InputError(
                 "the run is over sites' own data; this site rehearses, and would need --data and --model"
             )
-        made = simulation.from_config(config)
+        made = simulation.build_federation(config)
         if name not in made.positions:
             raise InputError(f"site {name} is not one of this run's: {', '.join(made.names)}")
         k = made.positions[name]

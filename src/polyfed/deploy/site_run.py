@@ -22,6 +22,7 @@ from polyfed.errors import InputError
 from polyfed.experiment import Experiment, Observer, versions
 from polyfed.federation import simulation
 from polyfed.federation.plan import Plan
+from polyfed.federation.user_imports import import_user_modules
 from polyfed.runs.atomic_files import write_atomically
 from polyfed.runs.folder import RunFolder
 
@@ -46,7 +47,7 @@ def conduct(
     done = folder.result()
     if done is not None:
         return done
-    simulation.import_all(config.imports)
+    import_user_modules(config.imports)
     tracking = trackers.check(config.track)
     identity = Identity(folder, config)
     hello = Parcel({"do": "hello", "run": identity.run, "config": public(config.to_dict())})
@@ -116,5 +117,5 @@ def checker(config: Config) -> Callable[[str, dict[str, Any]], None]:
 def plan_of(config: Config, offers: Mapping[str, dict[str, Any]]) -> Plan:
     """The federation as the coordinator sees it. A rehearsal shares out a dataset that everybody can load."""
     if config.data.dataset != SITES:
-        return simulation.from_config(config)
+        return simulation.build_federation(config)
     return RemoteFederation(config, {name: Offer.from_json(offer) for name, offer in offers.items()})

@@ -1,4 +1,4 @@
-"""Who takes part in a run: each client's model and how many samples of each class it holds, for figures of a run."""
+"""Client metadata of a run (`clients.json`): each client's model and its number of samples per class."""
 
 from __future__ import annotations
 
@@ -12,26 +12,29 @@ from polyfed.data.dataset import Dataset
 from polyfed.data.partition_file import Partition
 
 
-def shares(
+def client_metadata(
     roster: Sequence[Profile],
     data: Dataset,
     partition: Partition,
-    matched: Sequence[np.ndarray[Any, Any]] | None = None,
+    matched_test: Sequence[np.ndarray[Any, Any]] | None = None,
 ) -> dict[str, Any]:
-    """The content of `clients.json`. Classes of which a client has nothing are left out."""
-    train = data.train.labels.numpy()
-    tested, tests = (train, partition.test) if matched is None or data.test is None else (data.test.labels, matched)
+    """Return the content of `clients.json`. Classes without samples are left out of a client's counts."""
+    train_labels = data.train.labels.numpy()
+    if matched_test is None or data.test is None:
+        test_labels, test_indices = train_labels, partition.test
+    else:
+        test_labels, test_indices = data.test.labels.numpy(), tuple(matched_test)
     return {
         "class_names": list(data.class_names),
         "clients": [
-            entry(profile, _counts(train[own]), _counts(np.asarray(tested)[held_out]))
-            for profile, own, held_out in zip(roster, partition.train, tests, strict=True)
+            client_entry(profile, _label_counts(train_labels[train]), _label_counts(test_labels[test]))
+            for profile, train, test in zip(roster, partition.train, test_indices, strict=True)
         ],
     }
 
 
-def entry(profile: Profile, train: Mapping[str, int], test: Mapping[str, int]) -> dict[str, Any]:
-    """One client in `clients.json`, with its samples by class."""
+def client_entry(profile: Profile, train: Mapping[str, int], test: Mapping[str, int]) -> dict[str, Any]:
+    """Return the entry of one client in `clients.json`, with its samples per class."""
     return {
         "name": profile.name,
         "model": profile.architecture,
@@ -41,6 +44,6 @@ def entry(profile: Profile, train: Mapping[str, int], test: Mapping[str, int]) -
     }
 
 
-def _counts(labels: np.ndarray[Any, Any]) -> dict[str, int]:
+def _label_counts(labels: np.ndarray[Any, Any]) -> dict[str, int]:
     classes, counts = np.unique(labels, return_counts=True)
     return {str(label): int(count) for label, count in zip(classes, counts, strict=True)}

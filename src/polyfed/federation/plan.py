@@ -1,6 +1,6 @@
 """What is known of a federation without its data: who takes part, with which models, by which method.
 
-`Federation` has the data as well; a coordinator of sites that keep theirs has only this.
+`SimulatedFederation` has the data as well; a coordinator of sites that keep theirs has only this.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Plan(FederationBase):
         return ()
 
     @abstractmethod
-    def keep(self, folder: RunFolder, roster: Sequence[Profile]) -> None:
+    def save_metadata(self, folder: RunFolder, roster: Sequence[Profile]) -> None:
         """Write down who has what; a run that goes on must find what it began with."""
 
     @cached_property
@@ -93,12 +93,14 @@ class Plan(FederationBase):
         return self._plans[spec]
 
     @abstractmethod
-    def samples(self, k: int) -> int:
+    def num_samples(self, k: int) -> int:
         """How many training samples a client has."""
 
     def profile(self, k: int) -> Profile:
         """What the server knows of a client."""
-        return dataclasses.replace(self._plan(self.specs[k]), name=self.names[k], samples=self.samples(k), position=k)
+        return dataclasses.replace(
+            self._plan(self.specs[k]), name=self.names[k], samples=self.num_samples(k), position=k
+        )
 
     def profiles(self) -> tuple[Profile, ...]:
         """What the server knows of every client."""

@@ -16,21 +16,21 @@ from polyfed.data import dataset as datasets
 from polyfed.engines.ray_cluster import Cluster, WorkerResources
 from polyfed.engines.ray_engine import RayEngine
 from polyfed.errors import InputError, PolyfedError
-from polyfed.federation.simulation import Federation
+from polyfed.federation.simulation import SimulatedFederation
 from polyfed.runs.state_store import FolderStore
 
 MAKER = "polyfed.federation.ray_nodes:host_on_node"
 FILES = ("indices.npy", "offsets.npy")  # of a description: who has which samples
 
 
-def ray_engine(federation: Federation, store: Path, scratch: Path) -> RayEngine:
+def ray_engine(federation: SimulatedFederation, store: Path, scratch: Path) -> RayEngine:
     """The clients of a federation on a Ray cluster; their states are kept here, in `store`."""
     wanted = federation.config.engine
     workers = wanted.workers if isinstance(wanted.workers, int) else None
     cluster = Cluster(wanted.address, workers, WorkerResources(wanted.cpus_per_worker, wanted.gpus_per_worker))
     try:
         count = cluster.room_for(workers, max(1, federation.config.per_round))
-        description = federation.describe(scratch)
+        description = federation.describe_for_workers(scratch)
         files = [(scratch / name).read_bytes() for name in FILES]
         return RayEngine(cluster, MAKER, description, files, FolderStore(store), count, timeout=wanted.timeout)
     except BaseException:
@@ -44,7 +44,7 @@ def host_on_node(description: Mapping[str, Any], files: Sequence[bytes], store: 
         for name, content in zip(FILES, files, strict=True):
             (Path(folder) / name).write_bytes(content)
         there = {**description, "indices": folder, "dataset": str(_dataset_here(description)), "search": sys.path}
-        federation = Federation.from_description(there)
+        federation = SimulatedFederation.from_description(there)
     engine = federation.config.engine
     return Host(federation, store, size_in_bytes(engine.memory_budget), size_in_bytes(engine.message_limit))
 

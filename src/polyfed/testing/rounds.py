@@ -55,7 +55,7 @@ class InMemoryClients:
     guard: Guard | None = None
     secret: str = ""
 
-    def make(self, name: str) -> Client:
+    def make_client(self, name: str) -> Client:
         return next(client for client in (make() for make in self.clients) if client.name == name)
 
     def model(self, spec: str) -> SplitModel:

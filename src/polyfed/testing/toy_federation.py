@@ -24,7 +24,7 @@ from polyfed.core.method import Method
 from polyfed.data import dataset as datasets
 from polyfed.data import partition_file
 from polyfed.federation import simulation as federations
-from polyfed.federation.simulation import Federation
+from polyfed.federation.simulation import SimulatedFederation
 from polyfed.runs.state_store import FolderStore
 from polyfed.testing.engine_wrappers import RecordedMessage, RecordingEngine
 from polyfed.testing.rounds import Outcome, Stage, Wrap, run_rounds
@@ -116,9 +116,9 @@ class ToyFederation:
     def config(self, shares: Sequence[Sequence[int]] = CLASS_COUNTS, **changed: Any) -> Config:
         return parse(self.settings(shares, **changed))
 
-    def federation(self, config: Config, method: Method | None = None) -> Federation:
+    def federation(self, config: Config, method: Method | None = None) -> SimulatedFederation:
         made = method or self.method(**self.fields)
-        return federations.from_parts(config, made, federations.assign_models(config), self.data)
+        return federations.build_federation(config, data=self.data, method=made)
 
     # running
 
