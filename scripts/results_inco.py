@@ -146,7 +146,7 @@ def chosen_by(found: Iterable[Run], method: str, wanted: str) -> dict[int, Run]:
 
 def _fields(text: str) -> dict[str, Any]:
     from polyfed.config import parse
-    from polyfed.config.sources import read_yaml
+    from polyfed.runs.config_text import read_yaml
 
     value = read_yaml(text)
     filled = parse({"method": "fedavg", "server_filter": value}).server_filter

@@ -13,6 +13,7 @@ from polyfed.config import Config, parse, sources
 from polyfed.engines.zygote import WORKER
 from polyfed.errors import InputError
 from polyfed.runs.folder import RunFolder
+from polyfed.runs.records import Result
 
 if TYPE_CHECKING:
     from polyfed.core.method import Method
@@ -28,7 +29,7 @@ def run(
     out: str | Path | None = None,
     observers: Sequence[Observer] = (),
     **overrides: Any,
-) -> dict[str, Any]:
+) -> Result:
     """Run an experiment and give its result: a config file, a preset or a mapping, with keys on top.
 
     `data` may be an open dataset, `method` a class of your own or an object of it.
@@ -61,7 +62,7 @@ def run(
 
 def run_config(
     config: Config, *, out: Path | None = None, data: Dataset | None = None, observers: Sequence[Observer] = ()
-) -> dict[str, Any]:
+) -> Result:
     """Run a checked config. A run that is already finished is not run again."""
     from polyfed import trackers
     from polyfed.experiment import Experiment, versions
@@ -113,7 +114,7 @@ def config_of(folder: RunFolder) -> Config:
     return parse(folder.config(), str(folder.config_file))
 
 
-def resume(path: str | Path, *, observers: Sequence[Observer] = ()) -> dict[str, Any]:
+def resume(path: str | Path, *, observers: Sequence[Observer] = ()) -> Result:
     """Go on from the last checkpoint of a run; a finished run gives its result."""
     folder = RunFolder(Path(path))
     return run_config(config_of(folder), out=folder.path, observers=observers)

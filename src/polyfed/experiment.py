@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -35,6 +35,7 @@ from polyfed.guards.privacy_cost import released
 from polyfed.machine import available_cores
 from polyfed.runs.checkpoint import CLIENT_STATES, Checkpoint, Checkpoints
 from polyfed.runs.folder import RunFolder
+from polyfed.runs.records import Accuracy, Result, RoundRecord
 
 
 class Observer(Protocol):
@@ -42,7 +43,7 @@ class Observer(Protocol):
 
     def started(self, config: Config, folder: Path, done: int) -> None: ...
 
-    def round_done(self, record: dict[str, Any]) -> None: ...
+    def round_done(self, record: RoundRecord) -> None: ...
 
     def note(self, sentence: str) -> None: ...
 
@@ -71,7 +72,7 @@ class Experiment:
         self._measured: dict[str, dict[str, tuple[int, int]]] = {}
         self._stop = False
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> Result:
         """From the last whole checkpoint, or from the start, to the result."""
         with one_torch_thread(), self._stopping_politely():  # before the lock tells others that they may ask
             self.folder.lock()
@@ -86,7 +87,7 @@ class Experiment:
 
     # the loop
 
-    def _run(self) -> dict[str, Any]:
+    def _run(self) -> Result:
         # an engine that was given keeps its clients' states where they are
         checkpoints = Checkpoints(self.folder.checkpoint_folder, states_here=self.engine is None)
         self.federation.save_metadata(self.folder, self.roster)
@@ -107,7 +108,7 @@ class Experiment:
             for number in range(done + 1, self.config.rounds + 1):
                 record = self._round(number, door, server)
                 history.append(record)
-                self.folder.event("round", **record)
+                self.folder.event("round", **record.to_dict())
                 for observer in self.observers:
                     observer.round_done(record)
                 last = number == self.config.rounds
@@ -129,12 +130,12 @@ class Experiment:
         folder = self.folder.checkpoint_folder
         return make_engine(self.federation, folder / CLIENT_STATES, folder / "federation")
 
-    def _begin(self, checkpoints: Checkpoints, door: Door, server: Server) -> list[dict[str, Any]]:
+    def _begin(self, checkpoints: Checkpoints, door: Door, server: Server) -> list[RoundRecord]:
         """Put everything where the last whole checkpoint left it; without one, at the start."""
         last, older, damaged = checkpoints.newest()
         for sentence in damaged:
             self._note(sentence)
-        history: list[dict[str, Any]] = []
+        history: list[RoundRecord] = []
         if last is None:
             server.round = 0
             self.federation.method.init(server)
@@ -151,7 +152,7 @@ class Experiment:
             observer.started(self.config, self.folder.path, len(history))
         return history
 
-    def _round(self, number: int, door: Door, server: Server) -> dict[str, Any]:
+    def _round(self, number: int, door: Door, server: Server) -> RoundRecord:
         """One round, repeated where too few clients answered and the config says so."""
         repeats = self.config.failures.repeats if self.config.failures.on_too_few == "repeat" else 0
         before = encode(server.state).data if repeats else b""
@@ -168,7 +169,7 @@ class Experiment:
                 server.state = dict(decode(before))
         raise RunError(f"round {number} could not be finished")
 
-    def _attempt(self, number: int, door: Door, server: Server) -> dict[str, Any]:
+    def _attempt(self, number: int, door: Door, server: Server) -> RoundRecord:
         door.begin_round(number)
         server.round, server.events, server.artifacts = number, [], {}
         self._measured = {}
@@ -208,8 +209,8 @@ class Experiment:
             self.folder.write_artifact(kind, number, tensors)
         return self._record(number, door, seconds)
 
-    def _record(self, number: int, door: Door, seconds: float) -> dict[str, Any]:
-        """What is known about a round, as it goes into events, checkpoints and the result."""
+    def _record(self, number: int, door: Door, seconds: float) -> RoundRecord:
+        """Record the measurements of a round, for events, checkpoints and the result."""
         stats, guard = door.stats, self.federation.guard
         for failure in stats.failures:
             self.folder.event("failure", **failure)
@@ -224,28 +225,28 @@ class Experiment:
             pooled = sum(c for c, _ in counts.values()) / max(1, sum(n for _, n in counts.values()))
             # personal: weighted by held-out samples; global: all clients see the same samples, so a plain mean
             value = pooled if name.startswith("personal") else sum(known) / max(1, len(known))
-            accuracy[name] = {"value": value, "by_client": by_client}
-        return {
-            "round": number,
-            "accuracy": accuracy,
-            "loss": stats.task_loss(),
-            "up": stats.up,
-            "down": stats.down,
-            "overhead": {"up": stats.overhead_up, "down": stats.overhead_down},
-            "seconds": {
+            accuracy[name] = Accuracy(value, by_client)
+        return RoundRecord(
+            round=number,
+            accuracy=accuracy,
+            loss=stats.task_loss(),
+            up=stats.up,
+            down=stats.down,
+            overhead={"up": stats.overhead_up, "down": stats.overhead_down},
+            seconds={
                 "total": seconds,
                 "train": stats.waited,
                 "evaluate": stats.evaluated,
                 "server": max(0.0, seconds - stats.waited - stats.blocked),
                 "clients": stats.client_seconds,
             },
-            "failures": [{k: f[k] for k in ("round", "client", "steps", "kind", "message")} for f in stats.failures],
-            **({} if guard is None else {"released": released(guard.protections, stats.left, stats.failures)}),
-        }
+            failures=[{k: f[k] for k in ("round", "client", "steps", "kind", "message")} for f in stats.failures],
+            released=None if guard is None else released(guard.protections, stats.left, stats.failures),
+        )
 
     def _finish(
-        self, checkpoints: Checkpoints, door: Door, server: Server, history: list[dict[str, Any]], engine: Engine
-    ) -> dict[str, Any]:
+        self, checkpoints: Checkpoints, door: Door, server: Server, history: list[RoundRecord], engine: Engine
+    ) -> Result:
         result = summary(
             self.config,
             history,

@@ -9,25 +9,26 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from polyfed.cli.output import duration, put_result, size
 from polyfed.cli.progress import Board, Glance, Watcher, until
 from polyfed.config import parse
+from polyfed.runs.records import Accuracy, RoundRecord
 
 
-def record(number: int, personal: float | None = None, loss: float | None = None, failed: int = 0) -> dict[str, Any]:
-    accuracy = {} if personal is None else {"personal": {"value": personal}}
-    return {
-        "round": number,
-        "accuracy": accuracy,
-        "loss": loss,
-        "up": {"a": 1000, "b": 24},
-        "down": {"a": 2048},
-        "failures": [{"client": "0"}] * failed,
-    }
+def record(number: int, personal: float | None = None, loss: float | None = None, failed: int = 0) -> RoundRecord:
+    return RoundRecord(
+        round=number,
+        accuracy={} if personal is None else {"personal": Accuracy(personal)},
+        loss=loss,
+        up={"a": 1000, "b": 24},
+        down={"a": 2048},
+        overhead={},
+        seconds={},
+        failures=[{"client": "0"}] * failed,
+    )
 
 
 def test_lines_without_a_terminal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -61,7 +62,7 @@ def test_quiet_is_quiet(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
 
 def test_what_was_before_a_checkpoint_counts_each_round_once(tmp_path: Path) -> None:
     rounds = [record(1, 0.5, 2.0), record(2, 0.9), record(2, 0.4, failed=1), record(3, 0.8)]
-    events = [{"event": "round", **one} for one in rounds] + [{"event": "note", "message": "x"}]
+    events = [{"event": "round", **one.to_dict()} for one in rounds] + [{"event": "note", "message": "x"}]
     (tmp_path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     # of round 2 the later line counts, and round 3 comes after the checkpoint
     expected = Glance(2, {"personal": 0.4}, {"personal": 0.5}, 2.0, up=2 * 1024, down=2 * 2048, failures=1)
@@ -73,13 +74,13 @@ BARS = """
 from pathlib import Path
 from polyfed.cli.progress import Board, Watcher
 from polyfed.config import parse
+from polyfed.runs.records import Accuracy, RoundRecord
 with Board() as board:
     watcher = Watcher(board, "[red]name")
     watcher.started(parse({"rounds": 2}), Path("nowhere"), 0)
     watcher.note("[bold]a note")
     for k in (1, 2):
-        watcher.round_done({"round": k, "accuracy": {"personal": {"value": k / 4}}, "loss": 0.5, "failures": [1],
-                            "up": {"a": 1024}, "down": {}})
+        watcher.round_done(RoundRecord(k, {"personal": Accuracy(k / 4)}, 0.5, {"a": 1024}, {}, {}, {}, [{}]))
 """
 
 

@@ -13,6 +13,7 @@ from polyfed import api
 from polyfed.core.door import RoundStats
 from polyfed.core.engine import TrainingStats
 from polyfed.errors import RunError
+from polyfed.runs.records import RoundRecord
 
 METHODS = '''
 from dataclasses import dataclass
@@ -75,8 +76,8 @@ class Stop:
 
     def note(self, sentence: str) -> None: ...
 
-    def round_done(self, record: dict[str, Any]) -> None:
-        if record["round"] == 3:
+    def round_done(self, record: RoundRecord) -> None:
+        if record.round == 3:
             raise ZeroDivisionError
 
 

@@ -18,6 +18,7 @@ from polyfed import api
 from polyfed.engines import worker
 from polyfed.errors import PolyfedError
 from polyfed.experiment import Observer
+from polyfed.runs.records import RoundRecord
 
 
 class Event:
@@ -30,8 +31,8 @@ class Event:
 
     def note(self, sentence: str) -> None: ...
 
-    def round_done(self, record: dict[str, Any]) -> None:
-        if record["round"] == self._round:
+    def round_done(self, record: RoundRecord) -> None:
+        if record.round == self._round:
             self.happen()
 
     def happen(self) -> None:

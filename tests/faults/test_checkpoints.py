@@ -10,6 +10,7 @@ import pytest
 
 from polyfed import api
 from polyfed.runs.folder import RunFolder
+from polyfed.runs.records import RoundRecord
 
 
 class StopAfter:
@@ -20,8 +21,8 @@ class StopAfter:
 
     def started(self, config: Any, folder: Path, done: int) -> None: ...
 
-    def round_done(self, record: dict[str, Any]) -> None:
-        if record["round"] == self.round:
+    def round_done(self, record: RoundRecord) -> None:
+        if record.round == self.round:
             raise ZeroDivisionError
 
     def note(self, sentence: str) -> None: ...

@@ -15,6 +15,7 @@ import pytest
 
 from polyfed import api
 from polyfed.engines.scheduler import DEATHS
+from polyfed.runs.records import RoundRecord
 
 METHODS: dict[str, dict[str, Any]] = {
     "local": {},
@@ -91,14 +92,14 @@ class KillsWorkers:
 
     def note(self, sentence: str) -> None: ...
 
-    def round_done(self, record: dict[str, Any]) -> None:
-        if record["round"] + 1 in self.ROUNDS:
+    def round_done(self, record: RoundRecord) -> None:
+        if record.round + 1 in self.ROUNDS:
             killer = threading.Thread(target=self._kill, args=[0.7 * self._moments.random(), record])
             self._killers.append(killer)
             killer.start()
 
-    def _kill(self, share: float, before: dict[str, Any]) -> None:
-        time.sleep(share * before["seconds"]["train"])
+    def _kill(self, share: float, before: RoundRecord) -> None:
+        time.sleep(share * before.seconds["train"])
         victim = self._moments.choice(workers_of(os.getpid()))
         os.kill(victim, signal.SIGKILL)
         self.killed.append(victim)

@@ -39,6 +39,7 @@ from polyfed.guards import accountant
 from polyfed.guards.clipping import clip_rows
 from polyfed.guards.sensitivity import measured_sensitivity
 from polyfed.runs.folder import RunFolder
+from polyfed.runs.records import RoundRecord
 from polyfed.testing.toy_federation import ToyFederation
 from polyfed.training.samples import as_floats
 
@@ -208,8 +209,8 @@ class Killing:
 
     def started(self, config: Config, folder: Path, done: int) -> None: ...
 
-    def round_done(self, record: dict[str, Any]) -> None:
-        if record["round"] == self.after:
+    def round_done(self, record: RoundRecord) -> None:
+        if record.round == self.after:
             raise KilledError
 
     def note(self, sentence: str) -> None: ...

@@ -24,9 +24,7 @@ def test_replies_that_were_lost_count_as_sent() -> None:
     ]
     counted = released(protections, left, failures)
     assert counted == {"model": {"0": 2, "2": 1, "3": 1, "4": 1}}
-    privacy = spent(
-        protections, ["samples"], [{"released": counted}, {"released": {"model": {"0": 1}}}], ["0", "2", "5"]
-    )
+    privacy = spent(protections, ["samples"], [counted, {"model": {"0": 1}}], ["0", "2", "5"])
     assert [privacy["clients"][name]["releases"]["model"] for name in ("0", "2", "5")] == [3, 1, 0]
     costs = [privacy["clients"][name]["epsilon"] for name in ("0", "2", "5")]
     assert costs[0] > costs[1] > costs[2] == 0 and privacy["fields"]["model"]["epsilon"] == costs[0]

@@ -19,6 +19,7 @@ from tests import small
 
 from polyfed import api
 from polyfed.errors import InputError
+from polyfed.runs.records import RoundRecord
 
 SETTING: dict[str, Any] = {
     "rounds": 2,
@@ -67,8 +68,8 @@ class Kills:
 
     def note(self, sentence: str) -> None: ...
 
-    def round_done(self, record: dict[str, Any]) -> None:
-        coming = record["round"] + 1
+    def round_done(self, record: RoundRecord) -> None:
+        coming = record.round + 1
         if coming in self._what:
             thread = threading.Thread(target=self._kill, args=[coming, set(self._states.iterdir())])
             self._threads.append(thread)

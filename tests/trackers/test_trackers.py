@@ -225,7 +225,7 @@ def test_a_stopped_run_goes_on_in_the_same_places(tmp_path: Path) -> None:
         "    def started(self, *_): pass\n"
         "    def note(self, _): pass\n"
         "    def round_done(self, record):\n"
-        "        if record['round'] == 2: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "        if record.round == 2: os.kill(os.getpid(), signal.SIGTERM)\n"
         "polyfed.run('quickstart', method='local', out=sys.argv[1], rounds=4, clients=2, data={'limit': 80},\n"
         "            engine={'name': 'serial'}, track=['tensorboard', 'mlflow'], observers=[Stop()])\n"
     )

@@ -14,6 +14,7 @@ from typing import Any
 from polyfed import api
 from polyfed.benchmarks.synthetic import images
 from polyfed.config import parse
+from polyfed.runs.records import RoundRecord
 
 CLIENTS, SAMPLES, SIZE, ROUNDS = 20, 6000, 28, 8
 VARIANTS: dict[str, dict[str, Any]] = {"sampled": {}, "expected": {"pseudo": "expected"}}
@@ -48,8 +49,8 @@ class _Seconds:
     def started(self, config: object, folder: Path, done: int) -> None:
         pass
 
-    def round_done(self, record: dict[str, Any]) -> None:
-        self.rounds.append(record["seconds"])
+    def round_done(self, record: RoundRecord) -> None:
+        self.rounds.append(dict(record.seconds))
 
     def note(self, sentence: str) -> None:
         pass

@@ -104,7 +104,7 @@ def _as_json(run: Record, left: Sequence[Left], client: str | None) -> dict[str,
             }
             for item in left
         ],
-        "privacy": (run.result or {}).get("privacy"),
+        "privacy": run.privacy,
     }
 
 
@@ -146,7 +146,7 @@ def sentences(run: Record, left: Sequence[Left], *, at_site: bool = False) -> li
         )
     if any("count" in item.name for item in left):
         said.append("Counts show how many samples a client holds.")
-    spent = (run.result or {}).get("privacy")
+    spent = run.privacy
     if isinstance(spent, Mapping):
         said += spending(spent, {name for item in left for name in item.clients})
     return said

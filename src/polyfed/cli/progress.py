@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from polyfed.cli.output import console, duration, one_sentence, percent, say, size
+from polyfed.runs.records import KINDS, RoundRecord
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -199,26 +200,24 @@ class Watcher:
     def started(self, config: Config, folder: Path, done: int) -> None:
         self._board.begin(self._line, config.rounds, until(folder, done))
 
-    def round_done(self, record: dict[str, Any]) -> None:
+    def round_done(self, record: RoundRecord) -> None:
         self._board.advance(self._line, brief(record))
 
     def note(self, sentence: str) -> None:
         self._board.note(sentence)
 
 
-def brief(record: Mapping[str, Any]) -> Glance:
+def brief(record: RoundRecord) -> Glance:
     """What is shown of a round."""
-    accuracy = {
-        kind: record["accuracy"][kind]["value"] for kind in ("personal", "global") if kind in record["accuracy"]
-    }
+    accuracy = {kind: record.accuracy[kind].value for kind in KINDS if kind in record.accuracy}
     return Glance(
-        round=record["round"],
+        round=record.round,
         accuracy=accuracy,
         best=dict(accuracy),
-        loss=record.get("loss"),
-        up=sum(record["up"].values()),
-        down=sum(record["down"].values()),
-        failures=len(record.get("failures", [])),
+        loss=record.loss,
+        up=record.upload_bytes,
+        down=record.download_bytes,
+        failures=len(record.failures),
     )
 
 
@@ -231,8 +230,9 @@ def until(folder: Path, done: int) -> Glance:
 
     by_round: dict[int, Glance] = {}
     for event in RunFolder(folder).events():
-        if event.get("event") == "round" and event["round"] <= done:
-            by_round[event["round"]] = brief(event)
+        record = RoundRecord.from_damaged(event) if event.get("event") == "round" else None
+        if record is not None and record.round <= done:
+            by_round[record.round] = brief(record)
     for number in sorted(by_round):
         total.add(by_round[number])
     total.round = done

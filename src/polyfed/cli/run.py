@@ -6,7 +6,7 @@ import contextlib
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +15,7 @@ from polyfed.errors import PolyfedError
 
 if TYPE_CHECKING:
     from polyfed.config import Config
+    from polyfed.runs.records import Result
 
 CONFIG = Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML file, or the name of a preset.")]
 OVERRIDES = Annotated[
@@ -68,7 +69,7 @@ def _go(config: Config, folder: Path, json: bool, quiet: bool) -> None:
     put_outcome(result, folder, json)
 
 
-def put_outcome(result: dict[str, Any], folder: Path, json: bool) -> None:
+def put_outcome(result: Result, folder: Path, json: bool) -> None:
     """What a command that ran something ends with."""
     from polyfed.runs.folder import RunFolder
 
@@ -85,7 +86,7 @@ def put_outcome(result: dict[str, Any], folder: Path, json: bool) -> None:
     put(f"Run folder: {folder}")
 
 
-def _run(config: Config, folder: Path, quiet: bool) -> dict[str, Any]:
+def _run(config: Config, folder: Path, quiet: bool) -> Result:
     from polyfed.engines import zygote
 
     if config.engine.name == "pool":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +16,7 @@ from polyfed.cli.run import CONFIG, JSON, OVERRIDES, QUIET, crash_recorded, put_
 if TYPE_CHECKING:
     from polyfed.config import Config
     from polyfed.runs.folder import RunFolder
+    from polyfed.runs.records import Result
 
 BARE = "INSECURE (no TLS, no keys): "  # before every line, where going without was asked for
 
@@ -95,9 +96,7 @@ def _show_how_to_join(
     tell(f"polyfed join --server {reached}:{port} {known} {brings} --state FOLDER")
 
 
-def _run(
-    run: Callable[..., dict[str, Any]], config: Config, folder: RunFolder, quiet: bool, prefix: str
-) -> dict[str, Any]:
+def _run(run: Callable[..., Result], config: Config, folder: RunFolder, quiet: bool, prefix: str) -> Result:
     from polyfed.cli.progress import Board, Watcher
 
     with Board(quiet=quiet) as board, crash_recorded(folder.path):

@@ -24,6 +24,7 @@ from polyfed.cli.progress import Board, Glance, Line, brief, until
 from polyfed.config import Config, parse
 from polyfed.config.sweep import Cell
 from polyfed.errors import PolyfedError
+from polyfed.runs.records import RoundRecord
 
 STOPPED = 130
 
@@ -168,7 +169,7 @@ class _Reporter:
     def started(self, config: Config, folder: Path, done: int) -> None:
         self._channel.tell("started", rounds=config.rounds, before=asdict(until(folder, done)))
 
-    def round_done(self, record: dict[str, Any]) -> None:
+    def round_done(self, record: RoundRecord) -> None:
         self._channel.tell("round", glance=asdict(brief(record)))
 
     def note(self, sentence: str) -> None:

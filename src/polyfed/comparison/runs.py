@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from polyfed.errors import InputError
+from polyfed.runs.config_text import flatten, format_value
+from polyfed.runs.discovery import find_run_folders
 from polyfed.runs.folder import RunFolder
+from polyfed.runs.records import Result
 
 Source = str | Path | Mapping[str, Any]
 # what changes between runs that are repetitions of each other, and what does not change a result
@@ -22,17 +23,17 @@ class Run:
     """One finished run: its result, and its config where that is known."""
 
     where: str
-    result: Mapping[str, Any]
+    result: Result
     config: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def seed(self) -> int:
-        return int(self.result["seed"])
+        return self.result.seed
 
     def lookup(self, key: str) -> Any:
         """The value of a dotted key in the config, else in the result; None if neither has it."""
         if key == "method":
-            return self.result["method"]
+            return self.result.method
         for tree in (self.config, self.result):
             value: Any = tree
             for part in key.split("."):
@@ -44,23 +45,7 @@ class Run:
     def settings(self) -> dict[str, str]:
         """Every setting that makes this run another experiment than its neighbours, by dotted key."""
         kept = {key: value for key, value in self.config.items() if key not in NOT_COMPARED}
-        return {key: shown(value) for key, value in flat(kept)}
-
-
-def flat(tree: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, Any]]:
-    """The leaves of nested mappings by dotted key."""
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            yield from flat(value, f"{before}{key}.")
-        else:
-            yield f"{before}{key}", value
-
-
-def shown(value: Any) -> str:
-    """A config value as a table shows it."""
-    if value is None:
-        return "-"
-    return value if isinstance(value, str) else json.dumps(value)
+        return {key: format_value(value) for key, value in flatten(kept)}
 
 
 def gather(sources: Iterable[Source]) -> tuple[list[Run], list[str]]:
@@ -72,7 +57,7 @@ def gather(sources: Iterable[Source]) -> tuple[list[Run], list[str]]:
     for source in sources:
         if isinstance(source, Mapping):
             looked.append("a result")
-            _add(runs, left_out, Run("a result", source))
+            _add(runs, left_out, Run("a result", Result(source)))
             continue
         looked.append(str(source))
         for path in run_folders(Path(source)):
@@ -95,30 +80,17 @@ def gather(sources: Iterable[Source]) -> tuple[list[Run], list[str]]:
 
 
 def run_folders(path: Path) -> list[Path]:
-    """The run folder that a path is, or those that it holds. Nothing is looked for inside a run folder."""
+    """Return the run folders at or below a path. Raise InputError if the path is no folder."""
     if not path.is_dir():
         raise InputError(f"there is no folder {path}; name run folders, or folders that hold them")
-    found: list[Path] = []
-    for here, inside, files in os.walk(path):
-        if "config.yaml" in files:
-            found.append(Path(here))
-            inside.clear()
-    return sorted(found)
+    return [Path(folder) for folder in find_run_folders(str(path))]
 
 
 def _add(runs: list[Run], left_out: list[str], run: Run) -> None:
-    """Keep a run whose result has what a comparison reads; a file that something else wrote is left out by name."""
+    """Append a run if its result has what a comparison needs; otherwise say why it is left out."""
     try:
-        numbers = [run.result["seed"], run.result["bytes"]["up"], run.result["bytes"]["down"]]
-        numbers.append(run.result["seconds"]["total"])
-        for kind in ("personal", "global"):
-            measured = run.result["accuracy"][kind]
-            if measured is not None:
-                numbers += [measured["final"], measured["best"]]
-        whole = isinstance(run.result["method"], str) and all(isinstance(n, int | float) for n in numbers)
-    except (KeyError, TypeError):
-        whole = False
-    if whole:
-        runs.append(run)
+        run.result.check()
+    except ValueError as error:
+        left_out.append(f"{run.where} {error}")
     else:
-        left_out.append(f"{run.where} holds no result that polyfed wrote")
+        runs.append(run)

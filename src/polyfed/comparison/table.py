@@ -6,33 +6,34 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from polyfed.comparison import formats
-from polyfed.comparison.runs import Run, Source, flat, gather, shown
+from polyfed.comparison.runs import Run, Source, gather
 from polyfed.errors import InputError, nearest
+from polyfed.runs.config_text import flatten, format_value
+from polyfed.runs.records import Result
 
 MIB = 1 << 20
 CONFIDENCE = 0.95
 
 
-def _accuracy(kind: str, which: str) -> Callable[[Mapping[str, Any]], float | None]:
-    def read(result: Mapping[str, Any]) -> float | None:
-        measured = result["accuracy"][kind]
-        return None if measured is None else 100.0 * measured[which]
+def _accuracy(kind: str, which: str) -> Callable[[Result], float | None]:
+    def read(result: Result) -> float | None:
+        measured = result.accuracy[kind]
+        return None if measured is None else 100.0 * float(getattr(measured, which))
 
     return read
 
 
 # every column of numbers: how it is read from a result, in the unit that is shown (per cent, MiB, seconds)
-MEASURES: Mapping[str, Callable[[Mapping[str, Any]], float | None]] = {
+MEASURES: Mapping[str, Callable[[Result], float | None]] = {
     "personal_final": _accuracy("personal", "final"),
     "personal_best": _accuracy("personal", "best"),
     "global_final": _accuracy("global", "final"),
     "global_best": _accuracy("global", "best"),
-    "mib_up": lambda result: result["bytes"]["up"] / MIB,
-    "mib_down": lambda result: result["bytes"]["down"] / MIB,
-    "seconds": lambda result: float(result["seconds"]["total"]),
+    "mib_up": lambda result: result.upload_bytes / MIB,
+    "mib_down": lambda result: result.download_bytes / MIB,
+    "seconds": lambda result: float(result.seconds),
 }
 ACCURACIES = ("personal_final", "personal_best", "global_final", "global_best")
 COMPARED = ("personal_final", "global_final")  # what is held against a baseline
@@ -123,7 +124,7 @@ def compare_runs(
     keys = _keys(runs, [by] if isinstance(by, str) else list(by))
     groups: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
-        groups.setdefault(tuple(shown(run.lookup(key)) for key in keys), []).append(run)
+        groups.setdefault(tuple(format_value(run.lookup(key)) for key in keys), []).append(run)
     ordered = dict(sorted(groups.items(), key=lambda item: [order_of(part) for part in item[0]]))
     spreads = {group: _spreads(members) for group, members in ordered.items()}
     bests = _bests(keys, spreads)
@@ -147,9 +148,9 @@ def _keys(runs: Sequence[Run], asked: list[str]) -> tuple[str, ...]:
     """The columns that name a group. Methods are never averaged with each other, so they count where they differ."""
     for key in asked:
         if all(run.lookup(key) is None for run in runs):
-            known = {known for run in runs for known, _ in flat(run.config)} | {"method"}
+            known = {known for run in runs for known, _ in flatten(run.config)} | {"method"}
             raise InputError(f"no run has a setting called '{key}'; {nearest(key, known)}")
-    several = len({run.result["method"] for run in runs}) > 1
+    several = len({run.result.method for run in runs}) > 1
     return tuple(dict.fromkeys([*(["method"] if several or not asked else []), *asked]))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,33 +9,7 @@ from typing import Any
 import yaml
 
 from polyfed.errors import InputError, nearest
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML in which 1e-3 is a number, as everybody means it, and a key that is given twice is refused."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        twice = [key for at, key in enumerate(keys) if key in keys[:at]]
-        if twice:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"the key '{twice[0]}' is given twice", node.start_mark
-            )
-        return dict(super().construct_mapping(node, deep))
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
-
-
-def read_yaml(text: str) -> Any:
-    """Plain values only: nothing in a file can name a type to make."""
-    loader = _Loader(text)
-    try:
-        return loader.get_single_data()
-    finally:
-        loader.dispose()
+from polyfed.runs.config_text import read_yaml
 
 
 def read_file(path: Path) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from polyfed.config import Config
 from polyfed.deploy import site_registry
@@ -22,6 +21,7 @@ from polyfed.deploy.supernode_tasks import new_secret
 from polyfed.errors import InputError, RunError
 from polyfed.experiment import Observer
 from polyfed.runs.folder import RunFolder
+from polyfed.runs.records import Result
 
 START_SECONDS = 60.0
 Say = Callable[[str], None]
@@ -120,7 +120,7 @@ class Coordinator:
 
     # runs
 
-    def run(self, config: Config, folder: RunFolder, observers: Sequence[Observer] = ()) -> dict[str, Any]:
+    def run(self, config: Config, folder: RunFolder, observers: Sequence[Observer] = ()) -> Result:
         """An experiment over the sites, from the start or from its last checkpoint, to its result."""
         with self.control() as control:
             number = control.start_run(bundle())

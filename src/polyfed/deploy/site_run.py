@@ -25,6 +25,7 @@ from polyfed.federation.plan import Plan
 from polyfed.federation.user_imports import import_user_modules
 from polyfed.runs.atomic_files import write_atomically
 from polyfed.runs.folder import RunFolder
+from polyfed.runs.records import Result
 
 TIMEOUT = 600.0  # seconds that a site may take for one call, unless the config says otherwise
 RETURN_SECONDS = 60.0  # that a run which goes on waits for sites it knows; later they are taken back as they come
@@ -39,7 +40,7 @@ def conduct(
     check: Callable[[], None],
     say: Say,
     observers: Sequence[Observer] = (),
-) -> dict[str, Any]:
+) -> Result:
     """Run an experiment over the sites, from the start or from its last checkpoint; gives its result.
 
     `name_of` gives the name of a site by its key, where keys are used; `check` raises when waiting is in vain.

@@ -27,13 +27,13 @@ def released(
 def spent(
     protections: Sequence[Protection],
     unprotected: Sequence[str],
-    history: Iterable[Mapping[str, Any]],
+    releases: Iterable[Mapping[str, Mapping[str, int]]],
     names: Sequence[str],
 ) -> dict[str, Any]:
     """The privacy entry of a result: how fields were protected, what is not, and the composed cost by client."""
     counts: dict[str, dict[str, int]] = {one.field: {} for one in protections}
-    for record in history:
-        for field, by_client in record.get("released", {}).items():
+    for by_field in releases:  # of each round
+        for field, by_client in by_field.items():
             for client, count in by_client.items():
                 counts[field][client] = counts[field].get(client, 0) + count
     bounded = [one for one in protections if not one.measured]

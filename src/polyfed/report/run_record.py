@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from polyfed.comparison.runs import Run, run_folders, shown
+from polyfed.comparison.runs import Run, run_folders
 from polyfed.errors import InputError
 from polyfed.report.uploads import Left, summed
 from polyfed.runs import lock_owner
+from polyfed.runs.config_text import format_value
 from polyfed.runs.folder import RunFolder
+from polyfed.runs.records import Result, RoundRecord
 
 SILENT = 600.0  # seconds after which a process that cannot be looked at counts as gone
 PHASES = ("train", "evaluate", "server")
@@ -50,7 +52,7 @@ class Record:
 
     path: Path
     config: dict[str, Any]
-    result: dict[str, Any] | None
+    result: Result | None
     state: str
     reason: str = ""
     rounds: list[int] = field(default_factory=list)
@@ -61,7 +63,7 @@ class Record:
     down: list[int] = field(default_factory=list)
     seconds: dict[str, list[float]] = field(default_factory=dict)
     left: list[Left] = field(default_factory=list)
-    failures: list[dict[str, Any]] = field(default_factory=list)
+    failures: list[Mapping[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     told: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # events of the method, by kind
     shares: list[Share] = field(default_factory=list)
@@ -89,6 +91,11 @@ class Record:
     def planned(self) -> int:
         return int(self.config.get("rounds", len(self.rounds)))
 
+    @property
+    def privacy(self) -> Any:
+        """The privacy entry of the result; None for unfinished runs and runs without protected fields."""
+        return None if self.result is None else self.result.get("privacy")
+
     def check(self) -> None:
         """Raise where a value is not what everything else takes it for."""
         numbers: list[float | int | None] = [self.seed, self.planned, *self.loss, *self.up, *self.down]
@@ -101,11 +108,11 @@ class Record:
                 raise TypeError(f"{value!r} stands where a number is expected")
 
     def as_run(self) -> Run:
-        return Run(str(self.path), self.result or {"method": self.method, "seed": self.seed}, self.config)
+        return Run(str(self.path), self.result or Result(method=self.method, seed=self.seed), self.config)
 
     def setting(self, key: str) -> str:
         """A value of the config by its dotted key, as text."""
-        return clean(shown(self.as_run().lookup(key)))
+        return clean(format_value(self.as_run().lookup(key)))
 
     def last(self, kind: str) -> float | None:
         return next((value for value in reversed(self.accuracy.get(kind, [])) if value is not None), None)
@@ -200,19 +207,20 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _read_events(record: Record, folder: RunFolder) -> None:
-    rounds: dict[int, dict[str, Any]] = {}
-    measured: dict[str, Any] = {}  # the last round with a measurement
+    rounds: dict[int, RoundRecord] = {}
+    evaluated: int | None = None  # the last round with accuracies
     # left, failure and method events by round, so that what a resumed run does again counts once
     kept: dict[str, dict[int, list[dict[str, Any]]]] = {"left": {}, "failure": {}, "method": {}}
     for event in _lines(folder.events_file):
         match event["event"]:
             case "round":
-                rounds[int(event["round"])] = event
-                if event["accuracy"]:
-                    # only the last one keeps its values by client: a thousand of them in a thousand rounds are many
-                    for facts in measured.get("accuracy", {}).values():
-                        facts.pop("by_client", None)
-                    measured = event
+                one = RoundRecord.from_dict(event)
+                if one.accuracy:
+                    # keep the values of single clients for one round only: they take too much memory for all rounds
+                    if evaluated in rounds:
+                        rounds[evaluated] = rounds[evaluated].without_clients()
+                    evaluated = one.round
+                rounds[one.round] = one
             case "left" | "failure" | "method":
                 kept[event["event"]].setdefault(int(event["round"]), []).append(event)
             case "started" | "resumed":
@@ -240,31 +248,31 @@ def _read_events(record: Record, folder: RunFolder) -> None:
         record.told.setdefault(str(event.get("kind")), []).append(event)
 
 
-def _fill(record: Record, rounds: Sequence[Mapping[str, Any]]) -> None:
-    kinds = dict.fromkeys(kind for one in rounds for kind in one["accuracy"])
-    record.rounds = [int(one["round"]) for one in rounds]
-    record.accuracy = {kind: [one["accuracy"].get(kind, {}).get("value") for one in rounds] for kind in kinds}
+def _fill(record: Record, rounds: Sequence[RoundRecord]) -> None:
+    kinds = dict.fromkeys(kind for one in rounds for kind in one.accuracy)
+    record.rounds = [one.round for one in rounds]
+    record.accuracy = {kind: [one.accuracy_value(kind) for one in rounds] for kind in kinds}
     for kind in kinds:
-        measured = [one["accuracy"][kind] for one in rounds if kind in one["accuracy"]]
-        record.by_client[kind] = list(measured[-1].get("by_client", []))
-    record.loss = [one["loss"] for one in rounds]
-    record.up = [sum(one["up"].values()) for one in rounds]
-    record.down = [sum(one["down"].values()) for one in rounds]
-    parts = dict.fromkeys(part for one in rounds for part in one["seconds"])
-    record.seconds = {part: [float(one["seconds"].get(part, 0.0)) for one in rounds] for part in parts}
+        last = [one.accuracy[kind] for one in rounds if kind in one.accuracy][-1]
+        record.by_client[kind] = list(last.by_client)
+    record.loss = [one.loss for one in rounds]
+    record.up = [one.upload_bytes for one in rounds]
+    record.down = [one.download_bytes for one in rounds]
+    parts = dict.fromkeys(part for one in rounds for part in one.seconds)
+    record.seconds = {part: [float(one.seconds.get(part, 0.0)) for one in rounds] for part in parts}
 
 
-def _from_result(record: Record, result: Mapping[str, Any]) -> None:
-    """A folder of which only the summary was kept."""
-    record.rounds = list(range(1, int(result["rounds"]) + 1))
-    for kind, measured in result["accuracy"].items():
+def _from_result(record: Record, result: Result) -> None:
+    """Fill the series of a run whose events were deleted."""
+    record.rounds = list(range(1, result.rounds + 1))
+    for kind, measured in result.accuracy.items():
         if measured is not None:
-            record.accuracy[kind] = list(measured["by_round"])
-            record.by_client[kind] = list(measured["by_client"])
-    record.loss = list(result["loss"]["by_round"])
-    record.up, record.down = list(result["bytes"]["up_by_round"]), list(result["bytes"]["down_by_round"])
-    record.seconds = {"total": [float(value) for value in result["seconds"]["by_round"]]}
-    record.failures = list(result["failures"])
+            record.accuracy[kind] = list(measured.by_round)
+            record.by_client[kind] = list(measured.by_client)
+    record.loss = list(result.loss_by_round)
+    record.up, record.down = list(result.upload_bytes_by_round), list(result.download_bytes_by_round)
+    record.seconds = {"total": list(result.seconds_by_round)}
+    record.failures = list(result.failures)
 
 
 def _read_shares(record: Record, folder: RunFolder) -> None:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from polyfed.comparison.runs import flat, shown
 from polyfed.report.run_record import STATES, Record, clean
 from polyfed.report.uploads import protection
+from polyfed.runs.config_text import flatten, format_value
 
 MIB = 1 << 20
 MOST_CLIENTS = 60  # in a table with a line each
@@ -103,7 +103,7 @@ def runs_table(records: Sequence[Record], broken: Mapping[Path, str]) -> Table:
 
 
 def settings_of(record: Record) -> dict[str, str]:
-    return {clean(key): clean(shown(value), 300) for key, value in flat(record.config)}
+    return {clean(key): clean(format_value(value), 300) for key, value in flatten(record.config)}
 
 
 def common_settings(records: Sequence[Record]) -> dict[str, str]:
@@ -182,7 +182,7 @@ def _left(record: Record) -> Part:
 def _failures(record: Record) -> Part:
     """Failures that say the same thing once, with how often and where first."""
     part = Part("Failures")
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for failure in record.failures:
         found.setdefault((str(failure.get("kind")), str(failure.get("message"))), []).append(failure)
     if not found:

@@ -10,13 +10,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from polyfed.core.codec import decode, encode
 from polyfed.core.door import Ledger
 from polyfed.core.payload import State
 from polyfed.errors import PayloadError, StateError
 from polyfed.runs.atomic_files import write_atomically
+from polyfed.runs.records import RoundRecord
 from polyfed.runs.state_store import FolderStore, RemoteStates
 
 KEPT = 2
@@ -30,7 +30,7 @@ class Checkpoint:
     round: int
     server: State
     ledger: Ledger
-    history: list[dict[str, Any]]  # what was measured, a record per round
+    history: list[RoundRecord]
 
 
 class Checkpoints:
@@ -54,7 +54,7 @@ class Checkpoints:
             "versions": ledger.versions,
             "digests": ledger.digests,
             "alive": ledger.alive,
-            "history": checkpoint.history,
+            "history": [record.to_dict() for record in checkpoint.history],
         }
         frame = encode({"facts": json.dumps(facts), "server": checkpoint.server})
         write_atomically(self.folder / f"round-{checkpoint.round:06d}.polyfed", frame.data)
@@ -88,4 +88,5 @@ class Checkpoints:
         ledger = Ledger(facts["calls"], facts["versions"], facts["digests"], facts["alive"])
         self.store.verify(ledger.versions, ledger.digests)
         state = dict(server) if isinstance(server, Mapping) else {}
-        return Checkpoint(facts["round"], state, ledger, facts["history"])
+        history = [RoundRecord.from_dict(record) for record in facts["history"]]
+        return Checkpoint(facts["round"], state, ledger, history)

@@ -17,6 +17,8 @@ import yaml
 from polyfed.errors import InputError, RunError
 from polyfed.runs import lock_owner
 from polyfed.runs.atomic_files import write_atomically
+from polyfed.runs.config_text import read_yaml
+from polyfed.runs.records import Result
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,7 +80,7 @@ class RunFolder:
     def config(self) -> dict[str, Any]:
         """The complete config of the run, as it was written."""
         try:
-            config = _plain(self.config_file.read_text())
+            config = read_yaml(self.config_file.read_text())
         except FileNotFoundError:
             raise InputError(f"{self.path} is not a run folder: it has no config.yaml") from None
         except (OSError, yaml.YAMLError) as error:
@@ -87,15 +89,17 @@ class RunFolder:
             raise InputError(f"{self.config_file} does not hold a config")
         return config
 
-    def result(self) -> dict[str, Any] | None:
-        """The summary of a finished run; None while there is none."""
+    def result(self) -> Result | None:
+        """Return the result of a finished run, or None if the run has not finished."""
         try:
-            result: dict[str, Any] = json.loads(self.result_file.read_text())
+            result = json.loads(self.result_file.read_text())
         except FileNotFoundError:
             return None
-        except (OSError, json.JSONDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise InputError(f"{self.result_file} cannot be read: {error}") from None
-        return result
+        if not isinstance(result, dict):
+            raise InputError(f"{self.result_file} holds a {type(result).__name__}, expected a mapping")
+        return Result(result)
 
     def events(self) -> list[dict[str, Any]]:
         """Everything that happened, in order. A last line that was cut by a kill is left out."""
@@ -163,12 +167,3 @@ class RunFolder:
             lock_owner.erase(self._lock)
             os.close(self._lock)
             self._lock = None
-
-
-def _plain(text: str) -> Any:
-    """Plain values from YAML, by the library's compiled reader where it has one: pages read a thousand configs."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
-    try:
-        return loader.get_single_data()
-    finally:
-        loader.dispose()

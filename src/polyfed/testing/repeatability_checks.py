@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from polyfed.core import rng
+from polyfed.runs.records import RoundRecord
 from polyfed.testing.battery import check
 from polyfed.testing.engine_wrappers import ReversedEngine
 from polyfed.testing.toy_federation import CLASS_COUNTS, ToyFederation
@@ -54,8 +54,8 @@ class _Breaker:
     def started(self, config: object, folder: Path, done: int) -> None:
         pass
 
-    def round_done(self, record: dict[str, Any]) -> None:
-        if record["round"] == self._at:
+    def round_done(self, record: RoundRecord) -> None:
+        if record.round == self._at:
             raise _BrokenOffError
 
     def note(self, sentence: str) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
+
+from polyfed.runs.records import RoundRecord
 
 
 class Tracker(Protocol):
@@ -22,21 +24,12 @@ class Tracker(Protocol):
         """The run ended: `finished`, `stopped` or `failed`."""
 
 
-def values_of(record: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of one round, by the names that all trackers use."""
-    values = {f"accuracy/{name.replace(' ', '-')}": facts["value"] for name, facts in record["accuracy"].items()}
-    if record["loss"] is not None:
-        values["loss"] = record["loss"]
-    values.update({f"bytes/{way}": sum(record[way].values()) for way in ("up", "down")})
-    values.update({f"seconds/{part}": seconds for part, seconds in record["seconds"].items()})
-    values["failures"] = len(record["failures"])
-    return {name: float(value) for name, value in values.items()}
-
-
-def settings(config: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, Any]]:
-    """The config's leaves by dotted key."""
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            yield from settings(value, f"{before}{key}.")
-        else:
-            yield f"{before}{key}", value
+def metrics_of(record: RoundRecord) -> dict[str, float]:
+    """Return the metrics of one round under the names that all trackers use."""
+    metrics = {f"accuracy/{kind.replace(' ', '-')}": one.value for kind, one in record.accuracy.items()}
+    if record.loss is not None:
+        metrics["loss"] = record.loss
+    metrics |= {"bytes/up": record.upload_bytes, "bytes/down": record.download_bytes}
+    metrics |= {f"seconds/{part}": seconds for part, seconds in record.seconds.items()}
+    metrics["failures"] = len(record.failures)
+    return {name: float(value) for name, value in metrics.items()}

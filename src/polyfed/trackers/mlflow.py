@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from polyfed.runs.atomic_files import write_atomically
-from polyfed.trackers.interface import settings
+from polyfed.runs.config_text import flatten
 
 # set before MLflow is imported, unless the user has set them: nothing calls home, files are allowed as a store, and
 # a server that does not answer delays a run by seconds
@@ -43,7 +43,7 @@ class MLflow:
         found = self._client.get_experiment_by_name("polyfed")
         experiment = found.experiment_id if found is not None else self._client.create_experiment("polyfed")
         self._run = self._client.create_run(experiment, run_name=name).info.run_id
-        for key, setting in settings(config):
+        for key, setting in flatten(config):
             self._client.log_param(self._run, key, str(setting)[:LONGEST])
         remembered.parent.mkdir(exist_ok=True)
         write_atomically(remembered, self._run.encode(), durable=False)

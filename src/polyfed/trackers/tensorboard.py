@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from polyfed.trackers.interface import settings
+from polyfed.runs.config_text import flatten
 
 
 class TensorBoard:
@@ -20,7 +20,7 @@ class TensorBoard:
         # rounds after the checkpoint that a resumed run begins at are done again: what was written of them is dropped
         self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=done + 1 if done else None)
         if not done:
-            table = "".join(f"| {key} | {value} |\n" for key, value in settings(config))
+            table = "".join(f"| {key} | {value} |\n" for key, value in flatten(config))
             self._writer.add_text("config", f"| key | value |\n|---|---|\n{table}", 0)
 
     def log(self, number: int, values: Mapping[str, float]) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyfed.errors import InputError, PolyfedError, nearest
-from polyfed.trackers.interface import Tracker, values_of
+from polyfed.runs.records import RoundRecord
+from polyfed.trackers.interface import Tracker, metrics_of
 
 if TYPE_CHECKING:
     from polyfed.config import Config
@@ -68,8 +69,8 @@ class Watcher:
         self._started = True
         self._try(lambda: self._tracker.start(config.run_name, folder, config.to_dict(), done))
 
-    def round_done(self, record: dict[str, Any]) -> None:
-        self._try(lambda: self._tracker.log(record["round"], values_of(record)))
+    def round_done(self, record: RoundRecord) -> None:
+        self._try(lambda: self._tracker.log(record.round, metrics_of(record)))
 
     def note(self, sentence: str) -> None:
         """Trackers are for numbers; what else happens is in the run folder."""

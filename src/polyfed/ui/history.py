@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from polyfed.ui.run_summary import number, parse_line, whole
+from polyfed.runs.records import KINDS, RoundRecord, finite, integer
+from polyfed.ui.run_summary import parse_line
 
 CHUNK = 1 << 22
 NOTES = 200  # of the newest
@@ -65,15 +66,17 @@ class History:
     def _take(self, event: dict[str, Any]) -> None:
         match event.get("event"):
             case "round":
-                at = whole(event.get("round"))
-                if at is not None and at <= len(self.rounds):
-                    self._drop(max(0, at - 1))  # done again after a resume
-                self.rounds.append(_brief(event))
-                accuracy = event.get("accuracy")
-                if isinstance(accuracy, dict) and accuracy:
-                    self.clients = {kind: _by_client(accuracy.get(kind)) for kind in ("personal", "global")}
+                record = RoundRecord.from_damaged(event)
+                if record is None:
+                    return
+                if record.round <= len(self.rounds):
+                    self._drop(max(0, record.round - 1))  # done again after a resume
+                self.rounds.append(_plotted(record))
+                if record.accuracy:
+                    by_client = {kind: list(one.by_client) for kind, one in record.accuracy.items()}
+                    self.clients = {kind: by_client.get(kind, []) for kind in KINDS}
             case "resumed":
-                at = whole(event.get("round")) or 0
+                at = integer(event.get("round")) or 0
                 if at < len(self.rounds):
                     self._drop(at)
                 self._note(event, f"resumed after round {at}")
@@ -90,39 +93,22 @@ class History:
                 self._note(event, kind)
 
     def _note(self, event: dict[str, Any], text: str) -> None:
-        self.notes = [*self.notes[1 - NOTES :], {"time": number(event.get("time")), "text": text[:1000]}]
+        self.notes = [*self.notes[1 - NOTES :], {"time": finite(event.get("time")), "text": text[:1000]}]
 
     def _drop(self, keep: int) -> None:
         self.rounds = self.rounds[:keep]
         self.generation += 1
 
 
-def _brief(event: dict[str, Any]) -> dict[str, Any]:
-    """What is drawn of a round."""
-    accuracy = event.get("accuracy")
-    values = {
-        kind: _value(accuracy.get(kind)) if isinstance(accuracy, dict) else None for kind in ("personal", "global")
-    }
-    seconds, failures = event.get("seconds"), event.get("failures")
+def _plotted(record: RoundRecord) -> dict[str, Any]:
+    """Return the values of a round that the page plots."""
     return {
-        "round": whole(event.get("round")),
-        **values,
-        "loss": number(event.get("loss")),
-        "up": _total(event.get("up")),
-        "down": _total(event.get("down")),
-        "seconds": number(seconds.get("total")) if isinstance(seconds, dict) else None,
-        "failures": len(failures) if isinstance(failures, list) else 0,
+        "round": record.round,
+        "personal": record.accuracy_value("personal"),
+        "global": record.accuracy_value("global"),
+        "loss": record.loss,
+        "up": record.upload_bytes,
+        "down": record.download_bytes,
+        "seconds": record.seconds.get("total"),
+        "failures": len(record.failures),
     }
-
-
-def _value(measured: Any) -> float | None:
-    return number(measured.get("value")) if isinstance(measured, dict) else None
-
-
-def _total(fields: Any) -> int:
-    return sum(whole(size) or 0 for size in fields.values()) if isinstance(fields, dict) else 0
-
-
-def _by_client(measured: Any) -> list[float | None]:
-    values = measured.get("by_client") if isinstance(measured, dict) else None
-    return [number(value) for value in values] if isinstance(values, list) else []

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from polyfed.comparison.runs import flat, shown
 from polyfed.errors import InputError, RunError
 from polyfed.runs import lock_owner
+from polyfed.runs.config_text import flatten, format_value
+from polyfed.runs.discovery import ANY_RUN_FILE, find_run_folders
 from polyfed.runs.folder import RunFolder
 from polyfed.ui.history import History
 from polyfed.ui.run_summary import Seen, Stamp, Summary, look, newest, read_config, stamp, unknown
@@ -22,7 +21,6 @@ FRESH = 0.5  # seconds for which one look at the folder serves everybody
 FOLLOWED = 64  # histories that are kept
 BUDGET = 0.3  # seconds that one look may take: what is not read by then is read by the next
 DEPTH = 8
-MARKS = {"config.yaml", "events.jsonl", "result.json"}  # a folder with one of them is meant to be a run
 
 
 class Runs:
@@ -67,7 +65,7 @@ class Runs:
         """Every setting of a run by dotted key, as text; or why they cannot be read, which is an answer too."""
         folder = self._folder(identity)
         try:
-            return {"settings": {key: shown(value) for key, value in flat(read_config(folder.config_file))}}
+            return {"settings": {key: format_value(value) for key, value in flatten(read_config(folder.config_file))}}
         except (ValueError, RecursionError) as error:
             return {"error": str(error)}
 
@@ -105,7 +103,9 @@ class Runs:
         if time.monotonic() - self._looked < FRESH and not self.more:
             return
         root = str(self.root)
-        stamps = {path[len(root) :].lstrip("/") or ".": stamp(path) for path in run_folders(root)}
+        folders = find_run_folders(root, markers=ANY_RUN_FILE, max_depth=DEPTH)
+        # a name that is no valid text cannot be sent to a browser
+        stamps = {path[len(root) :].lstrip("/") or ".": stamp(path) for path in folders if is_text(path[len(root) :])}
         seen = {name: self._seen[name] for name, signs in stamps.items() if self._seen.get(name, ((),))[0] == signs}
         until = time.monotonic() + BUDGET
         unread = sorted(stamps.keys() - seen.keys(), key=lambda name: newest(stamps[name]), reverse=True)
@@ -138,24 +138,6 @@ class Runs:
             seen[name] = (signs, replace(one, summary=replace(one.summary, **sums)))
             now[name] = replace(summary, **sums)
         return True
-
-
-def run_folders(path: str, depth: int = DEPTH) -> Iterator[str]:
-    """Folders that are runs or are meant to be, in the order of their names. Nothing inside a run is looked at.
-
-    A name that is no text cannot be told to a browser and is left out.
-    """
-    try:
-        with os.scandir(path) as found:
-            entries = sorted((entry for entry in found if is_text(entry.name)), key=lambda entry: entry.name)
-    except OSError:
-        return
-    if any(entry.name in MARKS for entry in entries):
-        yield path
-    elif depth:
-        for entry in entries:
-            if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
-                yield from run_folders(entry.path, depth - 1)
 
 
 def is_text(name: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -12,14 +11,15 @@ from typing import Any
 import yaml
 
 from polyfed.runs import lock_owner
+from polyfed.runs.config_text import read_yaml
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.lock_owner import Holder
+from polyfed.runs.records import KINDS, Result, RoundRecord, finite, integer
 
 FILES = ("config.yaml", "result.json", "events.jsonl", ".lock")
 Stamp = tuple[tuple[int, int] | None, ...]  # when each of them was changed, and its size
 BLOCK, MOST = 1 << 16, 1 << 23  # how much of the end of the events is read at once, and at most
 SILENT = 600.0  # seconds after which a run of another machine, whose process cannot be seen, counts as dead
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # plain values only, as `yaml.safe_load`, but fast
 
 
 @dataclass(frozen=True)
@@ -108,43 +108,38 @@ def look(identity: str, folder: Path, seen: Stamp) -> Seen:
 
 
 def _finished(empty: Summary, run: RunFolder) -> Summary:
-    result = _mapping(run.result_file, json.loads)
-    wrong = ValueError("result.json holds no result that polyfed wrote")
+    result = Result(_mapping(run.result_file, json.loads))
+    invalid = ValueError("result.json holds no result that polyfed wrote")
     if not isinstance(result.get("method"), str):
-        raise wrong
+        raise invalid
     try:
-        accuracy = {kind: result["accuracy"][kind] or {} for kind in ("personal", "global")}
+        personal, global_ = (result.accuracy[kind] for kind in KINDS)
         return replace(
             empty,
             state="finished",
-            name=str(result["name"]),
-            method=result["method"],
-            data=str(result.get("data", {}).get("dataset", "")),
-            seed=whole(result["seed"]),
-            rounds=whole(result["rounds"]),
-            done=whole(result["rounds"]) or 0,
-            personal=number(accuracy["personal"].get("final")),
-            personal_best=number(accuracy["personal"].get("best")),
-            global_=number(accuracy["global"].get("final")),
-            global_best=number(accuracy["global"].get("best")),
-            up=whole(result["bytes"]["up"]),
-            down=whole(result["bytes"]["down"]),
-            seconds=number(result["seconds"]["total"]),
-            failures=len(result["failures"]),
+            name=result.name,
+            method=result.method,
+            data=result.dataset,
+            seed=integer(result["seed"]),
+            rounds=integer(result["rounds"]),
+            done=integer(result["rounds"]) or 0,
+            personal=finite(personal.final) if personal else None,
+            personal_best=finite(personal.best) if personal else None,
+            global_=finite(global_.final) if global_ else None,
+            global_best=finite(global_.best) if global_ else None,
+            up=integer(result.upload_bytes),
+            down=integer(result.download_bytes),
+            seconds=finite(result.seconds),
+            failures=len(result.failures),
         )
     except (KeyError, TypeError, AttributeError):
-        raise wrong from None
+        raise invalid from None
 
 
 def _unfinished(empty: Summary, run: RunFolder) -> Summary:
     config = read_config(run.config_file)
     method, data = config.get("method"), config.get("data")
     last, ending, reason = _last_words(run.events_file)
-    accuracy = last.get("accuracy")
-    measured = {
-        kind: number((accuracy.get(kind) or {}).get("value")) if isinstance(accuracy, dict) else None
-        for kind in ("personal", "global")
-    }
     return replace(
         empty,
         state=ending,
@@ -152,17 +147,17 @@ def _unfinished(empty: Summary, run: RunFolder) -> Summary:
         name=str(config.get("name") or empty.id),
         method=str(method.get("name", "")) if isinstance(method, dict) else str(method or ""),
         data=str(data.get("dataset", "")) if isinstance(data, dict) else "",
-        seed=whole(config.get("seed")),
-        rounds=whole(config.get("rounds")),
-        done=whole(last.get("round")) or 0,
-        personal=measured["personal"],
-        global_=measured["global"],
+        seed=integer(config.get("seed")),
+        rounds=integer(config.get("rounds")),
+        done=last.round if last else 0,
+        personal=last.accuracy_value("personal") if last else None,
+        global_=last.accuracy_value("global") if last else None,
     )
 
 
-def _last_words(events: Path) -> tuple[dict[str, Any], str, str]:
+def _last_words(events: Path) -> tuple[RoundRecord | None, str, str]:
     """The last round, and how the run ended as far as it says so itself: without a word, it died."""
-    last: dict[str, Any] = {}
+    last: RoundRecord | None = None
     ending, reason = "", ""
     for event in _backwards(events):
         kind = event.get("event")
@@ -170,8 +165,7 @@ def _last_words(events: Path) -> tuple[dict[str, Any], str, str]:
             ending, reason = str(kind), str(event.get("message", ""))
         elif not ending and kind in {"round", "started", "resumed"}:
             ending, reason = "died", "its process ended without a word"
-        if kind == "round":
-            last = event
+        if kind == "round" and (last := RoundRecord.from_damaged(event)) is not None:
             break
     return last, ending or "died", reason or ("it never began" if not ending else "")
 
@@ -210,16 +204,8 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The mapping in a config file, or a sentence on why there is none."""
-
-    def plain(text: str) -> Any:
-        loader = _Loader(text)
-        try:
-            return loader.get_single_data()
-        finally:
-            loader.dispose()
-
-    return _mapping(path, plain)
+    """Return the mapping in a config file. Raise ValueError if there is none."""
+    return _mapping(path, read_yaml)
 
 
 def _mapping(path: Path, parse: Any) -> dict[str, Any]:
@@ -236,13 +222,3 @@ def _mapping(path: Path, parse: Any) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"{path.name} holds a {type(found).__name__}, expected a mapping of keys to values")
     return found
-
-
-def number(value: Any) -> float | None:
-    """A number that JSON has, else None."""
-    sound = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if sound else None
-
-
-def whole(value: Any) -> int | None:
-    return value if type(value) is int else None

@@ -1,0 +1,249 @@
+"""Typed records of a run: `RoundRecord`, one per round, and `Result`, the content of `result.json`.
+
+Plain Python without torch or validation libraries: reports and the dashboard read many thousand records.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+VERSION = 1  # of `result.json`; results of earlier releases have no version key and the same content
+KINDS = ("personal", "global")  # of accuracy
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """An accuracy of one round: the mean, and the accuracy of each client (None without test samples)."""
+
+    value: float
+    by_client: Sequence[float | None] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecord:
+    """Measurements of one round. The field names are the keys of a `round` event in `events.jsonl`."""
+
+    round: int
+    accuracy: Mapping[str, Accuracy]  # empty if the round was not evaluated
+    loss: float | None
+    up: Mapping[str, int]  # bytes of tensors by message field, clients to server
+    down: Mapping[str, int]  # server to clients
+    overhead: Mapping[str, int]  # bytes that the encoding adds, "up" and "down"
+    seconds: Mapping[str, float]  # "total" and its parts
+    failures: Sequence[Mapping[str, Any]]
+    released: Mapping[str, Mapping[str, int]] | None = None  # protected fields: number of releases by client
+
+    @property
+    def upload_bytes(self) -> int:
+        return sum(self.up.values())
+
+    @property
+    def download_bytes(self) -> int:
+        return sum(self.down.values())
+
+    def accuracy_value(self, kind: str) -> float | None:
+        """Return the mean accuracy of a kind, or None if it was not measured in this round."""
+        measured = self.accuracy.get(kind)
+        return None if measured is None else measured.value
+
+    def without_clients(self) -> RoundRecord:
+        """Return a copy without the accuracies of single clients, which take most of the memory."""
+        return replace(self, accuracy={kind: Accuracy(one.value) for kind, one in self.accuracy.items()})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record as JSON values, as written to events and checkpoints."""
+        return {
+            "round": self.round,
+            "accuracy": {
+                kind: {"value": one.value, "by_client": list(one.by_client)} for kind, one in self.accuracy.items()
+            },
+            "loss": self.loss,
+            "up": dict(self.up),
+            "down": dict(self.down),
+            "overhead": dict(self.overhead),
+            "seconds": dict(self.seconds),
+            "failures": [dict(failure) for failure in self.failures],
+            **({} if self.released is None else {"released": self.released}),
+        }
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> RoundRecord:
+        """Read a record that polyfed wrote.
+
+        Raise KeyError, TypeError, ValueError or AttributeError for anything else.
+        """
+        return cls(
+            round=int(raw["round"]),
+            accuracy={
+                kind: Accuracy(one.get("value"), one.get("by_client", ())) for kind, one in raw["accuracy"].items()
+            },
+            loss=raw["loss"],
+            up=_mapping(raw["up"]),
+            down=_mapping(raw["down"]),
+            overhead=_mapping(raw.get("overhead", {})),
+            seconds=_mapping(raw["seconds"]),
+            failures=raw.get("failures", ()),
+            released=raw.get("released"),
+        )
+
+    @classmethod
+    def from_damaged(cls, raw: Mapping[str, Any]) -> RoundRecord | None:
+        """Read what is usable of a record in a file that may be damaged. Return None without a round number."""
+        number = integer(raw.get("round"))
+        if number is None:
+            return None
+        accuracy = {}
+        for kind, measured in _entries(raw.get("accuracy")):
+            value = finite(measured.get("value")) if isinstance(measured, Mapping) else None
+            if value is not None:
+                by_client = measured.get("by_client")
+                clients = by_client if isinstance(by_client, list) else ()
+                accuracy[kind] = Accuracy(value, [finite(one) for one in clients])
+        failures = raw.get("failures")
+        return cls(
+            round=number,
+            accuracy=accuracy,
+            loss=finite(raw.get("loss")),
+            up=_valid_integers(raw.get("up")),
+            down=_valid_integers(raw.get("down")),
+            overhead=_valid_integers(raw.get("overhead")),
+            seconds={
+                part: seconds
+                for part, value in _entries(raw.get("seconds"))
+                if (seconds := finite(value)) is not None
+            },
+            failures=failures if isinstance(failures, list) else (),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AccuracySummary:
+    """One kind of accuracy over a whole run, as `result.json` has it."""
+
+    final: float
+    best: float
+    best_round: int | None
+    std_over_clients: float | None
+    by_client: Sequence[float | None]  # in the last round that was evaluated
+    by_round: Sequence[float | None]
+
+
+class Result(dict[str, Any]):
+    """The content of `result.json`: a dictionary, with typed properties for the values that readers use.
+
+    A property raises KeyError, TypeError or AttributeError if the file has no such value; `check` tests the values
+    that tables need.
+    """
+
+    @property
+    def name(self) -> str:
+        return str(self["name"])
+
+    @property
+    def method(self) -> str:
+        return str(self["method"])
+
+    @property
+    def dataset(self) -> str:
+        return str(self.get("data", {}).get("dataset", ""))
+
+    @property
+    def seed(self) -> int:
+        return int(self["seed"])
+
+    @property
+    def rounds(self) -> int:
+        return int(self["rounds"])
+
+    @property
+    def accuracy(self) -> dict[str, AccuracySummary | None]:
+        """Accuracies by kind; None for a kind that was not measured."""
+        return {kind: None if raw is None else _accuracy_summary(raw) for kind, raw in self["accuracy"].items()}
+
+    @property
+    def loss_by_round(self) -> Sequence[float | None]:
+        return list(self["loss"]["by_round"])
+
+    @property
+    def upload_bytes(self) -> int:
+        return self["bytes"]["up"]  # type: ignore[no-any-return]
+
+    @property
+    def download_bytes(self) -> int:
+        return self["bytes"]["down"]  # type: ignore[no-any-return]
+
+    @property
+    def upload_bytes_by_round(self) -> Sequence[int]:
+        return list(self["bytes"]["up_by_round"])
+
+    @property
+    def download_bytes_by_round(self) -> Sequence[int]:
+        return list(self["bytes"]["down_by_round"])
+
+    @property
+    def seconds(self) -> float:
+        return self["seconds"]["total"]  # type: ignore[no-any-return]
+
+    @property
+    def seconds_by_round(self) -> Sequence[float]:
+        return [float(value) for value in self["seconds"]["by_round"]]
+
+    @property
+    def failures(self) -> Sequence[Mapping[str, Any]]:
+        return list(self["failures"])
+
+    def check(self) -> None:
+        """Raise ValueError if the values that every table shows are missing or of another type."""
+        try:
+            version = self.get("version", VERSION)
+            if integer(version) is None or version > VERSION:
+                raise ValueError(f"has version {version!r}; this release reads version {VERSION}")
+            numbers = [self["seed"], self.upload_bytes, self.download_bytes, self.seconds]
+            for kind in KINDS:
+                measured = self["accuracy"][kind]
+                if measured is not None:
+                    numbers += [measured["final"], measured["best"]]
+            valid = isinstance(self["method"], str) and all(isinstance(n, int | float) for n in numbers)
+        except (KeyError, TypeError, AttributeError):
+            valid = False
+        if not valid:
+            raise ValueError("holds no result that polyfed wrote")
+
+
+def _accuracy_summary(raw: Mapping[str, Any]) -> AccuracySummary:
+    return AccuracySummary(
+        raw["final"],
+        raw["best"],
+        raw.get("best_round"),
+        raw.get("std_over_clients"),
+        raw.get("by_client", ()),
+        raw.get("by_round", ()),
+    )
+
+
+def finite(value: Any) -> float | None:
+    """Return a finite number as a float, and None for anything else."""
+    valid = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if valid else None
+
+
+def integer(value: Any) -> int | None:
+    """Return an integer, and None for anything else."""
+    return value if type(value) is int else None
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"expected a mapping, got {value!r}")
+    return value
+
+
+def _entries(value: Any) -> Sequence[tuple[str, Any]]:
+    return list(value.items()) if isinstance(value, Mapping) else []
+
+
+def _valid_integers(value: Any) -> dict[str, int]:
+    return {name: count for name, raw in _entries(value) if (count := integer(raw)) is not None}
