@@ -14,16 +14,23 @@ from polyfed.federation.model_assignment import assign_models
 from polyfed.models.decoders import transposed_decoder
 from polyfed.models.slicing import skeleton
 
-FEDVTC = {"fedvtc-digits": 8, "fedvtc-fashion-mnist": 28, "fedvtc-cifar10": 32, "fedvtc-tiny-imagenet": 64}
+DECODING = {
+    "fedlatent-digits": 8,
+    "fedvtc-digits": 8,
+    "fedvtc-fashion-mnist": 28,
+    "fedvtc-cifar10": 32,
+    "fedvtc-tiny-imagenet": 64,
+}
 
 
-@pytest.mark.parametrize(("preset", "side"), FEDVTC.items())
+@pytest.mark.parametrize(("preset", "side"), DECODING.items())
 def test_decoders_and_models_fit_the_images(preset: str, side: int) -> None:
     config = parse(find(preset))
     shape, classes = KNOWN[config.data.dataset].shape, KNOWN[config.data.dataset].classes
     assert shape[1:] == (side, side)
     features = math.prod(config.models.feature_map or ())
-    decoder = transposed_decoder(features, shape, config.method["decoder"], config.method["decoder_norm"])
+    size, norm = config.method.get("decoder", "auto"), config.method.get("decoder_norm", "group")
+    decoder = transposed_decoder(features, shape, size, norm)
     assert decoder(torch.zeros(2, features)).shape == (2, *shape)
     for spec in set(assign_models(config)):
         assert skeleton(spec, shape=shape, classes=classes).feature_dim == features

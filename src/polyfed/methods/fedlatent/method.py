@@ -1,0 +1,202 @@
+"""FedLatent: clients with different models share a small image decoder and class statistics of their features.
+
+polyfed's own method; no paper. It builds on FedVTC (Niu, Dong, Qin, 2025) and on CCVR (Luo et al., NeurIPS 2021).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from polyfed.core import ClassTable, Client, Cohort, Method, Needs, Payload, Reply, Sends, Server, register, rng, step
+from polyfed.core.averaging import WeightedMean
+from polyfed.core.class_rows import Rows
+from polyfed.core.class_tables import mean_over_clients
+from polyfed.core.client import copy_into, weights_of
+from polyfed.core.method import reject_zero
+from polyfed.core.profile import Layout, Profile, layout
+from polyfed.core.schema import TableField, TreeField
+from polyfed.errors import InputError
+from polyfed.methods.fedlatent.class_gaussians import describe_classes, pool_classes, row_width, sample_class
+from polyfed.models.decoders import transposed_decoder
+from polyfed.training import fit
+from polyfed.training.samples import as_floats
+
+SHOWN = 8  # synthetic images of every class that are kept for a figure
+
+
+@cache
+def _decoder_layout(features: int, image: tuple[int, ...]) -> Layout:
+    with torch.device("meta"):
+        return layout(transposed_decoder(features, image, norm="group"))
+
+
+def _row_width(method: object, profile: Profile) -> int:
+    return row_width(profile.features, method.rank if isinstance(method, FedLatent) else 0)
+
+
+DECODER = TreeField(layout=lambda method, profile: _decoder_layout(profile.features, profile.image))
+# The model is in evaluation mode when features are described, so a sample enters the row of its class alone.
+MEANS = TableField("features", counts=True, by_sample=True)
+STATISTICS = TableField(_row_width, counts=True, by_sample=True)
+
+
+@register("fedlatent")
+@dataclass(frozen=True)
+class FedLatent(Method):
+    """FedLatent: clients share class statistics of features and a small decoder, and fine-tune on synthetic images.
+
+    In every round a client trains its own model together with a copy of the common decoder. Three losses make the
+    features a latent space that all clients share: cross-entropy, the reconstruction of the image from the features,
+    and the distance of the features to the class mean over all clients. The client sends its class means and its
+    decoder, and the server averages them. After the last round clients send a Gaussian of their features per class.
+    Every client then decodes samples from the pooled Gaussians of all classes into labelled synthetic images, and
+    fine-tunes its model on synthetic and on its own real images.
+
+    A client reveals which classes it holds, how many samples of each, the class statistics of its features, and a
+    decoder trained on its images. It sends neither model weights nor the embedding of a single sample: classes below
+    `min_class_count` samples are not described, because the mean of one sample is its embedding.
+
+    Differences from FedVTC: model and decoder train together in one pass; a large weight on reconstruction, without
+    which the features of a class collapse and the decoder learns one image per class; features are sampled with
+    their covariance within and between clients instead of one learned deviation; the decoder uses group
+    normalisation, which leaves no running statistics to average; real images take part in fine-tuning.
+    """
+
+    reconstruction: float = 20.0  # weight of the mean squared error of reconstructed images
+    alignment: float = 0.3  # weight of the squared distance of features to their global class mean
+    noise: float = 0.3  # standard deviation of the noise added to features before they are decoded
+    rank: int = 8  # principal directions of features that are sent per class; 0 sends variances only
+    samples_per_class: int = 1000  # synthetic images of every class in fine-tuning, each used once
+    real_ratio: float = 1.0  # real images per synthetic image in fine-tuning
+    finetune_lr: float = 0.001  # learning rate of fine-tuning (Adam)
+    decoder_lr: float = 0.003  # learning rate of the decoder (Adam)
+    min_class_count: int = 5  # classes with fewer samples are left out of what a client sends
+    keep_untuned: bool = True  # keep and evaluate the personal model from before fine-tuning as well
+    allow_degenerate: bool = False  # accept 0 synthetic images, which switches fine-tuning off
+
+    needs = Needs(same_features=True, same_classes=True)
+    sends = Sends(
+        up="each round mean feature per class with counts and a small decoder; once a Gaussian per class",
+        down="the same over all clients",
+    )
+
+    def __post_init__(self) -> None:
+        reject_zero(self, "samples_per_class")
+        for name in ("reconstruction", "alignment", "noise", "rank", "samples_per_class", "real_ratio"):
+            if not getattr(self, name) >= 0:
+                raise InputError(f"method.{name} is {getattr(self, name)}; a number of 0 or more is needed")
+
+    def init(self, server: Server) -> None:
+        server.state["means"] = ClassTable.empty(server.features).without_counts()
+        server.state["decoder"] = weights_of(self.new_decoder(server.seed, server.roster[0]))
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        tables, decoders = [], WeightedMean()
+        for _, reply in cohort.stream(self.train, shared=server.state):
+            tables.append(reply.table("means"))
+            decoders.add(reply.weights("decoder"), 1.0)
+        means = mean_over_clients(tables, width=server.features, by_count=True)
+        server.state["means"] = server.memory.table("means").updated(means)  # absent classes keep their row
+        server.state["decoder"] = decoders.result(server.memory.weights("decoder"))
+
+    @step(down={"means": TableField("features"), "decoder": DECODER}, up={"means": MEANS, "decoder": DECODER})
+    def train(self, client: Client, msg: Payload) -> Reply:
+        decoder = self.load_decoder(client.seed, client.profile, msg)
+        optimizer = torch.optim.Adam(decoder.parameters(), lr=self.decoder_lr)
+        means, known = msg.table("means").dense(client.classes)
+        stream = client.stream("noise")
+
+        def loss(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            z = client.model.features(x)
+            decoded = decoder(z + self.noise * torch.randn(z.shape, generator=stream))
+            distance = ((z - means[y]).square().sum(1) * known[y]).mean() / (2 * x[0].numel())
+            return (
+                F.cross_entropy(client.model.head(z), y),
+                self.reconstruction * F.mse_loss(decoded, x),
+                self.alignment * distance,
+            )
+
+        def step_decoder() -> None:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+        client.fit(loss, adjust=step_decoder)
+        client.state["trained"] = True
+        features = client.profile.features
+        table = client.class_means(client.model.features, features, min_count=self.min_class_count)
+        return {"means": table, "decoder": weights_of(decoder)}
+
+    def finish(self, server: Server, everyone: Cohort) -> None:
+        tables = [reply.table("statistics") for reply in everyone.call(self.describe).values()]
+        server.state["statistics"] = pool_classes(tables, server.features, self.rank)
+        latents, labels = self.sample(server.memory, SHOWN, server.stream("shown"))
+        if len(labels):
+            decoder = self.load_decoder(server.seed, server.roster[0], server.memory)
+            server.save_artifact("synthetic", images=decoder(latents), labels=labels)
+        everyone.call(self.fine_tune, shared={name: server.state[name] for name in ("statistics", "decoder")})
+
+    @step(up={"statistics": STATISTICS})
+    def describe(self, client: Client, msg: Payload) -> Reply:
+        """Describe the features of every class; a client that never trained has nothing to describe."""
+        if "trained" not in client.state:
+            return {"statistics": ClassTable.empty(row_width(client.profile.features, self.rank))}
+        with torch.no_grad():
+            features = torch.cat([client.model.features(x) for x, _ in client.clean_pass()])
+        return {"statistics": describe_classes(features, client.train.labels, self.rank, self.min_class_count)}
+
+    @step(down={"statistics": TableField(_row_width), "decoder": DECODER})
+    def fine_tune(self, client: Client, msg: Payload) -> None:
+        """Train the whole model on synthetic images of all described classes and on real images."""
+        if self.keep_untuned:
+            client.state["untuned"] = weights_of(client.model)
+        decoder = self.load_decoder(client.seed, client.profile, msg)
+        stream, real = client.stream("fine-tune"), client.train
+        latents, labels = self.sample(msg, self.samples_per_class, stream)
+
+        def loss(z: Tensor, y: Tensor) -> Tensor:
+            with torch.no_grad():
+                x = decoder(z)
+            count = round(self.real_ratio * len(y)) if len(real) else 0
+            at = torch.randint(max(1, len(real)), (count,), generator=stream)
+            x, y = torch.cat([x, as_floats(real.images[at])]), torch.cat([y, real.labels[at]])
+            return F.cross_entropy(client.model(x), y)
+
+        client.model.train()
+        for part in client.model.modules():  # BatchNorm keeps the running statistics of real images
+            part.training = not isinstance(part, nn.modules.batchnorm._BatchNorm)
+        settings = dataclasses.replace(client.settings, epochs=1, steps=None, optimizer="adam", lr=self.finetune_lr)
+        fit([], loss, Rows(latents, labels), settings, stream, parameters=client.model.parameters())
+
+    def sample(self, msg: Payload, count: int, stream: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Draw `count` latents of every described class, with their labels."""
+        table = msg.table("statistics")
+        features = table.width // (2 + self.rank)
+        drawn = [sample_class(row, features, count, self.noise, stream) for row in table.values]
+        return torch.cat([torch.zeros(0, features), *drawn]), table.classes.repeat_interleave(count)
+
+    def load_decoder(self, seed: int, profile: Profile, msg: Payload) -> nn.Module:
+        decoder = self.new_decoder(seed, profile)
+        copy_into(decoder, msg.weights("decoder"))
+        return decoder
+
+    def new_decoder(self, seed: int, profile: Profile) -> nn.Module:
+        with rng.seeded(seed, "decoder"):
+            return transposed_decoder(profile.features, profile.image, norm="group")
+
+    def predict_untuned(self, client: Client, x: Tensor) -> Tensor:
+        """Predict with the model from before fine-tuning; before the last round that is the current model."""
+        if "untuned" not in client.state:
+            return self.predict(client, x)
+        logits: Tensor = functional_call(client.model, client.memory.weights("untuned"), (x,))
+        return logits
+
+    def also_predict(self) -> Mapping[str, Callable[[Client, Tensor], Tensor]]:
+        return {"untuned": self.predict_untuned} if self.keep_untuned else {}
