@@ -23,8 +23,8 @@ from polyfed.methods.fedlatent import FedLatent
 from polyfed.methods.fedlatent.class_gaussians import describe_classes, pool_classes, row_width, sample_class
 from polyfed.methods.local import Local
 from polyfed.models import ModelSpec, build
-from polyfed.testing.engine_wrappers import Watching
-from polyfed.testing.toy_federation import SHARES, Lab, pictures
+from polyfed.testing.engine_wrappers import RecordingEngine
+from polyfed.testing.toy_federation import CLASS_COUNTS, ToyFederation, pictures
 from polyfed.training import Samples, TrainSettings
 
 FAST: dict[str, Any] = {"samples_per_class": 6, "min_class_count": 1}
@@ -165,8 +165,8 @@ def test_one_training_step_by_hand() -> None:
 
 def test_without_its_losses_and_fine_tuning_it_is_local_training() -> None:
     off = {"reconstruction": 0.0, "alignment": 0.0, "samples_per_class": 0, "allow_degenerate": True}
-    with Lab(FedLatent, off) as lab:
-        ours, local = lab.run().whole(), lab.run(method=Local()).whole()
+    with ToyFederation(FedLatent, off) as federation:
+        ours, local = federation.run().checked(), federation.run(method=Local()).checked()
         for k in "01234":
             assert equal(ours.client(k).weights("model"), local.client(k).weights("model"))
 
@@ -203,9 +203,9 @@ def test_a_sample_touches_the_row_of_its_class_only() -> None:
 
 
 def test_bytes_follow_the_formula() -> None:
-    with Lab(FedLatent, {**FAST, "rank": 2}) as lab:
-        outcome = lab.run().whole()
-    held, clients, row = sum(sum(n > 0 for n in share) for share in SHARES), len(SHARES), 4 * WIDTH
+    with ToyFederation(FedLatent, {**FAST, "rank": 2}) as federation:
+        outcome = federation.run().checked()
+    held, clients, row = sum(sum(n > 0 for n in share) for share in CLASS_COUNTS), len(CLASS_COUNTS), 4 * WIDTH
     weights = weights_of(FedLatent().new_decoder(0, client([0]).profile))
     decoder = sum(t.numel() * t.element_size() for t in weights.values())
     first, last = outcome.meters
@@ -220,11 +220,11 @@ def test_bytes_follow_the_formula() -> None:
 
 
 def test_the_server_averages_decoders_and_class_means() -> None:
-    watching = Watching()
-    with Lab(FedLatent, FAST) as lab:
-        outcome = lab.run(lab.config(rounds=1), wrap=watching).whole()
-    replies = [decode(seen.frames[0]) for seen in watching.up if seen.steps == ("train",)]
-    assert len(replies) == len(SHARES)
+    recording = RecordingEngine()
+    with ToyFederation(FedLatent, FAST) as federation:
+        outcome = federation.run(federation.config(rounds=1), wrap=recording).checked()
+    replies = [decode(seen.frames[0]) for seen in recording.up if seen.steps == ("train",)]
+    assert len(replies) == len(CLASS_COUNTS)
     state = Payload(outcome.server)
     for name, mean in state.weights("decoder").items():
         total = torch.stack([reply.weights("decoder")[name].double() for reply in replies]).mean(0)
@@ -239,17 +239,17 @@ def test_the_server_averages_decoders_and_class_means() -> None:
 
 
 def test_a_class_that_no_participant_holds_keeps_its_mean() -> None:
-    with Lab(FedLatent, FAST) as lab:  # client 0 holds classes 0 and 1, client 2 classes 2 and 3
-        first = lab.run(lab.config(rounds=1), selected=lambda n: ("0",)).whole()
-        both = lab.run(lab.config(rounds=2), selected=lambda n: ("0",) if n == 1 else ("2",)).whole()
+    with ToyFederation(FedLatent, FAST) as federation:  # client 0 holds classes 0 and 1, client 2 classes 2 and 3
+        first = federation.run(federation.config(rounds=1), selected=lambda n: ("0",)).checked()
+        both = federation.run(federation.config(rounds=2), selected=lambda n: ("0",) if n == 1 else ("2",)).checked()
     before, after = Payload(first.server).table("means"), Payload(both.server).table("means")
     assert before.classes.tolist() == [0, 1] and after.classes.tolist() == [0, 1, 2, 3]
     assert torch.equal(after.values[:2], before.values)
 
 
 def test_synthetic_images_are_of_described_classes_only() -> None:
-    with Lab(FedLatent, FAST) as lab:  # client 1 holds classes 1 and 2; the others never trained
-        outcome = lab.run(selected=lambda n: ("1",)).whole()
+    with ToyFederation(FedLatent, FAST) as federation:  # client 1 holds classes 1 and 2; the others never trained
+        outcome = federation.run(selected=lambda n: ("1",)).checked()
     state = Payload(outcome.server)
     assert state.table("statistics").classes.tolist() == [1, 2]
     latents, labels = FedLatent().sample(state, 3, rng.generator("labels"))
@@ -257,8 +257,8 @@ def test_synthetic_images_are_of_described_classes_only() -> None:
 
 
 def test_nothing_described_leaves_models_as_they_are() -> None:
-    with Lab(FedLatent, {**FAST, "min_class_count": 1000}) as lab:
-        ended = lab.run().whole().client("0")
+    with ToyFederation(FedLatent, {**FAST, "min_class_count": 1000}) as federation:
+        ended = federation.run().checked().client("0")
     state = ended["state"]
     assert isinstance(state, dict) and isinstance(state["untuned"], dict)
     assert equal(state["untuned"], ended.weights("model"))
@@ -323,9 +323,9 @@ def test_the_model_from_before_fine_tuning_is_evaluated_as_well() -> None:
 
 
 def test_a_run_saves_synthetic_images() -> None:
-    with Lab(FedLatent, FAST) as lab:
-        folder = lab.new_folder()
-        result = lab.experiment(lab.settings(), folder)
+    with ToyFederation(FedLatent, FAST) as federation:
+        folder = federation.new_folder()
+        result = federation.experiment(federation.settings(), folder)
         assert [path.name for path in (folder / "artifacts").iterdir()] == ["synthetic-000002.safetensors"]
     assert result["accuracy"]["global"]["also"]["untuned"]["final"] <= 1
 

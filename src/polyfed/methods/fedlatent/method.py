@@ -117,12 +117,10 @@ class FedLatent(Method):
         def loss(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             z = client.model.features(x)
             decoded = decoder(z + self.noise * torch.randn(z.shape, generator=stream))
+            error = F.mse_loss(decoded, x)
             distance = ((z - means[y]).square().sum(1) * known[y]).mean() / (2 * x[0].numel())
-            return (
-                F.cross_entropy(client.model.head(z), y),
-                self.reconstruction * F.mse_loss(decoded, x),
-                self.alignment * distance,
-            )
+            task = F.cross_entropy(client.model.head(z), y)
+            return task, self.reconstruction * error, self.alignment * distance
 
         def step_decoder() -> None:
             optimizer.step()
@@ -130,9 +128,9 @@ class FedLatent(Method):
 
         client.fit(loss, adjust=step_decoder)
         client.state["trained"] = True
-        features = client.profile.features
-        table = client.class_means(client.model.features, features, min_count=self.min_class_count)
-        return {"means": table, "decoder": weights_of(decoder)}
+        width, least = client.profile.features, self.min_class_count
+        means_here = client.class_means(client.model.features, width, min_count=least)
+        return {"means": means_here, "decoder": weights_of(decoder)}
 
     def finish(self, server: Server, everyone: Cohort) -> None:
         tables = [reply.table("statistics") for reply in everyone.call(self.describe).values()]
