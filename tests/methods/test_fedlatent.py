@@ -151,7 +151,7 @@ def test_one_training_step_by_hand() -> None:
     assert len(distances) == 5
     loss = F.cross_entropy(theirs.model.head(z), y)
     loss = loss + 5 * ((decoded - x) ** 2).sum() / (6 * 64) + 3 * torch.stack(distances).sum() / 6 / 128
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     for name, p in theirs.model.named_parameters():
         assert p.grad is not None
         assert torch.allclose(weights_of(ours.model)[name], p.detach() - 0.05 * p.grad, rtol=1e-4, atol=1e-6), name
@@ -208,7 +208,7 @@ def test_bytes_follow_the_formula() -> None:
     held, clients, row = sum(sum(n > 0 for n in share) for share in CLASS_COUNTS), len(CLASS_COUNTS), 4 * WIDTH
     weights = weights_of(FedLatent().new_decoder(0, client([0]).profile))
     decoder = sum(t.numel() * t.element_size() for t in weights.values())
-    first, last = outcome.meters
+    first, last = outcome.round_stats
     assert first.up == {"means": held * (row + 4), "decoder": clients * decoder}
     assert first.down == {"means": 0, "decoder": clients * decoder}
     assert last.up == {**first.up, "statistics": held * (4 * row + 4)}  # mean, variances and two factors

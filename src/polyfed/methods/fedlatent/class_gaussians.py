@@ -22,7 +22,7 @@ def row_width(features: int, rank: int) -> int:
 
 def describe_classes(vectors: Tensor, labels: Tensor, rank: int, min_count: int) -> ClassTable:
     """Return one row for every class with at least `min_count` of the vectors (n, features), with counts."""
-    classes, counts = labels.unique(return_counts=True)
+    classes, counts = torch.unique(labels, return_counts=True)
     sent = counts >= max(1, min_count)
     rows = [_described(vectors[labels == c].double(), rank) for c in classes[sent]]
     values = torch.stack(rows) if rows else torch.zeros(0, row_width(vectors.shape[1], rank))
@@ -74,5 +74,5 @@ def _row(mean: Tensor, variance: Tensor, roots: Tensor, rank: int) -> Tensor:
 
 def _parts(rows: Tensor, features: int) -> tuple[Tensor, Tensor, Tensor]:
     """Split rows into mean, variances (..., features) and factors (..., rank, features)."""
-    parts = rows.unflatten(-1, (-1, features))
+    parts = rows.reshape(*rows.shape[:-1], -1, features)
     return parts[..., 0, :], parts[..., 1, :], parts[..., 2:, :]
