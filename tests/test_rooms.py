@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import dataclasses
+import typing
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
 import polyfed
 from polyfed import catalogue
 from polyfed.core.method import Method, registered
+from polyfed.core.options import option_bounds
 
 ROOT = Path(polyfed.__file__).parent
 FILES = sorted(path for path in ROOT.rglob("*.py"))
@@ -186,9 +190,14 @@ def test_a_listed_method_is_the_real_one(name: str) -> None:
     assert kind.__module__ == listed.module
     assert all(registered()[alias] is kind for alias in (name, *listed.aliases))
     fields = dataclasses.fields(kind)
-    assert [(option.name, option.type, option.default) for option in listed.options] == [
-        (field.name, field.type, field.default) for field in fields
+    assert [(option.name, option.default) for option in listed.options] == [
+        (field.name, field.default) for field in fields
     ]
+    types = get_type_hints(kind)  # without the bounds of Annotated types
+    names = {**vars(typing), **vars(builtins)}
+    assert {o.name: eval(o.type, names) for o in listed.options} == {f.name: types[f.name] for f in fields}
+    bounds = {name: dict(stated) for name, stated in option_bounds(kind).items()}
+    assert {option.name: option.bounds for option in listed.options if option.bounds} == bounds
     assert all(option.help for option in listed.options)
     assert listed.requires == [f.name for f in dataclasses.fields(kind.needs) if getattr(kind.needs, f.name)]
     assert (listed.sends_up, listed.sends_down) == (kind.sends.up, kind.sends.down)

@@ -252,7 +252,7 @@ def test_calibration_is_the_same_again_and_depends_on_the_seed(linears: Any) -> 
     [
         ({"virtual": 0}, r"^method.virtual is 0, which switches CCVR off"),
         ({"epochs": 0}, r"^method.epochs is 0, which switches CCVR off"),
-        ({"tukey": 0.0}, r"^method.tukey is 0.0; a power above 0 is needed"),
+        ({"tukey": 0.0}, r"^method.tukey is 0.0; expected a number above 0"),
     ],
 )
 def test_wrong_fields_are_refused(fields: dict[str, Any], said: str) -> None:

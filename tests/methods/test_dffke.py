@@ -574,11 +574,11 @@ def test_exchange_teaches_classes_that_a_client_does_not_have() -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"tau": 0.0}, r"^method.tau is 0.0; a share above 0"),
+        ({"tau": 0.0}, r"^method.tau is 0.0; expected a number above 0 and at most 1"),
         ({"tau": 1.5}, r"^method.tau is 1.5"),
-        ({"teachers": 0}, r"^method.teachers is 0; at least 1 is needed$"),
-        ({"buffer": -1}, r"^method.buffer is -1; at least 0 is needed$"),
-        ({"lr": 0.0}, r"^method.lr is 0, which switches DFFKE off"),
+        ({"teachers": 0}, r"^method.teachers is 0; expected a number of at least 1$"),
+        ({"buffer": -1}, r"^method.buffer is -1; expected a number of at least 0$"),
+        ({"lr": 0.0}, r"^method.lr is 0.0; expected a number above 0"),
         ({"transfer": "dataset", "public": "digits", "fke_embedding_loss": "on"}, r"no common space$"),
         ({"transfer": "dataset"}, "needs method.public: the name of a dataset"),
         ({"kl": "backward"}, r"^method.kl is 'backward'"),

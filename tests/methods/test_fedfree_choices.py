@@ -130,7 +130,7 @@ def test_the_global_network_is_the_shallowest_with_convolutions() -> None:
         ({"server_lr": 0.0}, "switches FedFree off"),
         ({"server_lr": -0.1}, "method.server_lr is -0.1"),
         ({"bins": 1}, "method.bins is 1"),
-        ({"tsallis_q": 1.0}, "not 1"),
+        ({"tsallis_q": 1.0}, "other than 1"),
         ({"layer_types": "conv,linaer"}, "did you mean 'linear'"),
     ],
 )

@@ -237,9 +237,9 @@ def test_the_map_is_learned_and_kept(linears: Any) -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"energy_start": 0.0}, r"^method.energy_start is 0.0; a share above 0 up to 1"),
-        ({"energy_end": 1.1}, r"^method.energy_end is 1.1; a share"),
-        ({"clip_norm": 0.0}, r"^method.clip_norm is 0.0; a number above 0"),
+        ({"energy_start": 0.0}, r"^method.energy_start is 0.0; expected a number above 0 and at most 1"),
+        ({"energy_end": 1.1}, r"^method.energy_end is 1.1; expected a number"),
+        ({"clip_norm": 0.0}, r"^method.clip_norm is 0.0; expected a number above 0"),
     ],
 )
 def test_wrong_fields_are_refused(fields: dict[str, float], said: str) -> None:

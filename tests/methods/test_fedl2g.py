@@ -556,9 +556,9 @@ def test_training_is_clipped_unless_the_config_says_how(linears: Any) -> None:
     [
         ({"weight": 0.0}, "method.weight is 0, which switches FedL2G off"),
         ({"server_lr": 0.0}, "method.server_lr is 0, which switches FedL2G off"),
-        ({"quiz": 0}, "method.quiz is 0; expected 1 or more"),
-        ({"warmup": -1}, "method.warmup is -1; expected 0 or more"),
-        ({"study_batches": 0}, "method.study_batches is 0; expected 1 or more"),
+        ({"quiz": 0}, "method.quiz is 0; expected a number of at least 1"),
+        ({"warmup": -1}, "method.warmup is -1; expected a number of at least 0"),
+        ({"study_batches": 0}, "method.study_batches is 0; expected a number of at least 1"),
     ],
 )
 def test_refusals(fields: dict[str, Any], said: str) -> None:

@@ -337,8 +337,8 @@ def test_a_run_saves_synthetic_images() -> None:
     ("fields", "said"),
     [
         ({"samples_per_class": 0}, r"^method.samples_per_class is 0, which switches FedLatent off; "),
-        ({"noise": -0.1}, r"^method.noise is -0.1; a number of 0 or more is needed$"),
-        ({"rank": -1}, r"^method.rank is -1; a number of 0 or more is needed$"),
+        ({"noise": -0.1}, r"^method.noise is -0.1; expected a number of at least 0$"),
+        ({"rank": -1}, r"^method.rank is -1; expected a number of at least 0$"),
     ],
 )
 def test_wrong_options_are_refused(fields: dict[str, Any], said: str) -> None:

@@ -78,9 +78,9 @@ def test_every_client_may_have_its_own_number_of_epochs(linears: Any) -> None:
     ("fields", "said"),
     [
         ({"mu": 0.0}, "mu is 0, which switches FedProx off"),
-        ({"mu": -1.0}, "neither may be negative"),
-        ({"epochs": [1, -1]}, "neither may be negative"),
-        ({"server_lr": 0.0}, "server_lr is 0.0; a number above 0"),
+        ({"mu": -1.0}, "mu is -1.0; expected a number of at least 0"),
+        ({"epochs": [1, -1]}, "epochs is -1; expected a number of at least 0"),
+        ({"server_lr": 0.0}, "server_lr is 0.0; expected a number above 0"),
         ({"upload_noise": -0.5}, "upload_noise is -0.5"),
     ],
 )

@@ -344,9 +344,9 @@ def test_calibrating_on_training_samples_is_recorded_as_a_warning() -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"coverage": 1.0}, r"^method.coverage is 1.0; a share between 0 and 1 is needed$"),
-        ({"calibration_fraction": 0.0}, r"^method.calibration_fraction is 0.0; a share between 0 and 1 is needed$"),
-        ({"temperature": 0.0}, r"^method.temperature is 0.0; a number above 0 is needed$"),
+        ({"coverage": 1.0}, r"^method.coverage is 1.0; expected a number above 0 and below 1$"),
+        ({"calibration_fraction": 0.0}, r"^method.calibration_fraction is 0.0; expected a number above 0"),
+        ({"temperature": 0.0}, r"^method.temperature is 0.0; expected a number above 0$"),
     ],
 )
 def test_wrong_fields_are_refused(fields: dict[str, Any], said: str) -> None:

@@ -570,8 +570,8 @@ def accuracy(at: Client, x: Tensor, labels: Any) -> float:
     [
         ({"samples_per_class": 0}, "samples_per_class is 0, which switches FedVTC off"),
         ({"finetune_epochs": 0}, "finetune_epochs is 0, which switches FedVTC off"),
-        ({"matching": -1.0}, "matching is -1.0; a number of 0 or more"),
-        ({"real_share": -0.5}, "real_share is -0.5; a number of 0 or more"),
+        ({"matching": -1.0}, "matching is -1.0; expected a number of at least 0"),
+        ({"real_share": -0.5}, "real_share is -0.5; expected a number of at least 0"),
     ],
 )
 def test_wrong_fields_are_refused(fields: dict[str, Any], said: str) -> None:

@@ -186,10 +186,10 @@ def test_one_client_trains_its_two_models(linears: Any) -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"alpha": 1.0}, r"^method.alpha is 1, which switches FML's teaching off; .*allow_degenerate: true$"),
+        ({"alpha": 1.0}, r"^method.alpha is 1, which switches FML off; .*allow_degenerate: true$"),
         ({"beta": 1.0}, r"^method.beta is 1, which"),
-        ({"alpha": 1.5}, r"^method.alpha is 1.5; a share"),
-        ({"temperature": 0.0}, r"^method.temperature is 0.0; a number above 0"),
+        ({"alpha": 1.5}, r"^method.alpha is 1.5; expected a number"),
+        ({"temperature": 0.0}, r"^method.temperature is 0.0; expected a number above 0"),
     ],
 )
 def test_wrong_weights_are_refused(fields: dict[str, float], said: str) -> None:

@@ -153,7 +153,9 @@ def test_the_model_of_the_type_travels_each_way() -> None:
         assert stats.up == {"model": total, "samples": 0} and stats.down == {"model": total}
 
 
-@pytest.mark.parametrize(("fields", "said"), [({"beta": 0.0}, "switches InclusiveFL off"), ({"beta": 1.5}, "0 to 1")])
+@pytest.mark.parametrize(
+    ("fields", "said"), [({"beta": 0.0}, "switches InclusiveFL off"), ({"beta": 1.5}, "at most 1")]
+)
 def test_wrong_options_are_refused(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
         InclusiveFL(**fields)

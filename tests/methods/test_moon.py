@@ -162,8 +162,8 @@ def test_columns_of_features_that_nobody_holds_stay() -> None:
     ("fields", "said"),
     [
         ({"mu": 0.0}, "mu is 0, which switches Moon off"),
-        ({"temperature": 0.0}, "must be above 0"),
-        ({"projection_width": 0}, "must be above 0"),
+        ({"temperature": 0.0}, "expected a number above 0"),
+        ({"projection_width": 0}, "at least 1"),
     ],
 )
 def test_wrong_fields_are_refused(fields: dict[str, Any], said: str) -> None:

@@ -100,10 +100,10 @@ def test_the_personal_model_is_one_step_from_the_servers(linears: Any) -> None:
     ("fields", "said"),
     [
         ({"alpha": 0.0}, "alpha is 0, which switches PerFedAvg off"),
-        ({"alpha": -0.1}, "alpha is -0.1; it may not be negative"),
-        ({"beta": 0.0}, "beta is 0.0; a number above 0"),
-        ({"delta": 0.0}, "delta is 0.0; a number above 0"),
-        ({"eval_steps": -1}, "eval_steps is -1; it may not be negative"),
+        ({"alpha": -0.1}, "alpha is -0.1; expected a number of at least 0"),
+        ({"beta": 0.0}, "beta is 0.0; expected a number above 0"),
+        ({"delta": 0.0}, "delta is 0.0; expected a number above 0"),
+        ({"eval_steps": -1}, "eval_steps is -1; expected a number of at least 0"),
     ],
 )
 def test_wrong_fields_are_refused(fields: dict[str, Any], said: str) -> None:

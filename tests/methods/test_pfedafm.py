@@ -222,7 +222,7 @@ def test_an_extractor_of_another_width_is_refused() -> None:
     ("fields", "said"),
     [
         ({"lr_alpha": 0.0}, r"^method.lr_alpha is 0, which switches PFedAFM off; .*allow_degenerate: true$"),
-        ({"alpha_start": 1.5}, r"^method.alpha_start is 1.5; a share from 0 to 1"),
+        ({"alpha_start": 1.5}, r"^method.alpha_start is 1.5; expected a number of at least 0 and at most 1"),
     ],
 )
 def test_wrong_fields_are_refused(fields: dict[str, float], said: str) -> None:

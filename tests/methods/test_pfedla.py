@@ -131,9 +131,9 @@ def _first_server(toy: ToyFederation) -> Server:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"hyper_lr": 0.0}, "hyper_lr is 0, with which the mixing weights of PFedLA stay random"),
-        ({"local_layers": -1}, "may not be negative"),
-        ({"embedding": 0}, "must be at least 1"),
+        ({"hyper_lr": 0.0}, "hyper_lr is 0, which switches PFedLA off"),
+        ({"local_layers": -1}, "at least 0"),
+        ({"embedding": 0}, "at least 1"),
     ],
 )
 def test_wrong_fields_are_refused(fields: dict[str, Any], said: str) -> None:

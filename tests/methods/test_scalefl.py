@@ -110,7 +110,7 @@ def test_absent_classes_can_be_masked_at_every_exit() -> None:
     [
         ({"gamma": 0.0}, "switches ScaleFL off"),
         ({"temperature": 0.0}, "above 0"),
-        ({"distil_from": 1.5}, "share from 0 to 1"),
+        ({"distil_from": 1.5}, "at least 0 and at most 1"),
     ],
 )
 def test_wrong_options_are_refused(fields: dict[str, Any], said: str) -> None:

@@ -7,6 +7,7 @@ that it derives from, is all that a list needs. Lists therefore work at once and
 from __future__ import annotations
 
 import ast
+import copy
 import io
 import tokenize
 from collections.abc import Iterator, Mapping
@@ -26,6 +27,7 @@ class Option:
     type: str
     default: Any
     help: str
+    bounds: Mapping[str, float] = field(default_factory=dict)  # ge, gt, le, lt, degenerate
 
 
 @dataclass(frozen=True)
@@ -111,19 +113,21 @@ class _Source:
         return said
 
     def _own_options(self, node: ast.ClassDef) -> dict[str, Option]:
-        return {
-            item.target.id: Option(
-                item.target.id,
-                ast.unparse(item.annotation),
-                _literal(item.value),
-                self.comments.get(item.lineno, ""),
-            )
-            for item in node.body
-            if isinstance(item, ast.AnnAssign)
-            and isinstance(item.target, ast.Name)
-            and item.value is not None
-            and not ast.unparse(item.annotation).startswith("ClassVar")
-        }
+        options = {}
+        for item in node.body:
+            if (
+                isinstance(item, ast.AnnAssign)
+                and isinstance(item.target, ast.Name)
+                and item.value is not None
+                and not ast.unparse(item.annotation).startswith("ClassVar")
+            ):
+                bounds = _Bounds()
+                plain = ast.unparse(bounds.visit(copy.deepcopy(item.annotation)))
+                help_text = self.comments.get(item.lineno, "")
+                options[item.target.id] = Option(
+                    item.target.id, plain, _literal(item.value), help_text, bounds.stated
+                )
+        return options
 
     def _base(self, base: ast.expr, heir: ast.ClassDef) -> tuple[_Source | None, ast.ClassDef | None]:
         """Where a base class is declared: further up in this file, or in a method's file that this one imports."""
@@ -150,6 +154,26 @@ class _Source:
             if isinstance(item, ast.ImportFrom) and not item.level
             for alias in item.names
         }
+
+
+class _Bounds(ast.NodeTransformer):
+    """Replaces `Annotated[type, Ge(0)]` by `type` and collects the bounds, here {"ge": 0}."""
+
+    def __init__(self) -> None:
+        self.stated: dict[str, float] = {}
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        self.generic_visit(node)
+        if not (ast.unparse(node.value).split(".")[-1] == "Annotated" and isinstance(node.slice, ast.Tuple)):
+            return node
+        plain, *marks = node.slice.elts
+        for mark in marks:
+            if isinstance(mark, ast.Call):
+                self.stated |= _keywords(mark)  # Interval(ge=0, le=1)
+                if mark.args:  # Ge(0)
+                    kind = ast.unparse(mark.func).split(".")[-1].lower()
+                    self.stated[kind] = ast.literal_eval(mark.args[0])
+        return plain
 
 
 def _is_dataclass(node: ast.ClassDef) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from torch import Tensor
 
+from polyfed.core.options import check_options
 from polyfed.core.payload import Weights
 from polyfed.errors import InputError
 
@@ -32,6 +33,10 @@ class ServerFilter:
     """Base of all filters. Like a method it is frozen: its fields are its hyperparameters."""
 
     name: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        """Check the bounds of all options. A subclass that checks more calls `super().__post_init__()`."""
+        check_options(self, "server_filter")
 
     def check(self, server: Server) -> None:
         """Refuse a server model that the filter can do nothing with, before round 1."""

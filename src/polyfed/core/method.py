@@ -10,6 +10,7 @@ from torch import Tensor
 
 from polyfed.core.client import Client
 from polyfed.core.needs import Needs
+from polyfed.core.options import check_options
 from polyfed.core.payload import Payload, Value
 from polyfed.core.server import Server
 from polyfed.errors import InputError
@@ -45,6 +46,10 @@ class Method:
     one_model: ClassVar[bool] = False  # keeps one model by core.one_model: sub-models and server filters work with it
     excused: ClassVar[Mapping[str, str]] = {}  # checks of the battery that do not apply, each with its reason
     battery_models: ClassVar[tuple[str, ...]] = ()  # models that the battery gives to clients, where not any will do
+
+    def __post_init__(self) -> None:
+        """Check the bounds of all options. A subclass that checks more calls `super().__post_init__()`."""
+        check_options(self, "method")
 
     def check_training(self, settings: TrainSettings) -> None:
         """Refuse a way of training that the method does not hold for, before the first round."""
@@ -106,13 +111,3 @@ def register(name: str, *aliases: str) -> Callable[[type[M]], type[M]]:
 def registered() -> Mapping[str, type[Method]]:
     """Every method registered so far in this process, by name."""
     return dict(_REGISTERED)
-
-
-def reject_zero(method: object, *names: str) -> None:
-    """Refuse a weight of 0 that would switch a method's idea off, unless it says `allow_degenerate`."""
-    for name in names:
-        if getattr(method, name) == 0 and not getattr(method, "allow_degenerate", False):
-            raise InputError(
-                f"method.{name} is 0, which switches {type(method).__name__} off; use a number above 0, or set "
-                "method.allow_degenerate: true"
-            )

@@ -1,7 +1,7 @@
 """What a step's messages must look like. Declared beside the step, checked before a tensor is made.
 
 A dimension is a number, a word ("classes", "features", or any other word, which then must mean the same number
-throughout one message), or a function of (method, profile of the client).
+throughout one message), or a function of (method, profile of the client), such as `FromMethod("width")`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -21,6 +21,28 @@ from polyfed.errors import PayloadError
 
 LARGEST = 1e300  # of a number in a message: sums of many stay finite
 Dim = int | str | Callable[[object, Profile], int]
+
+
+@dataclass(frozen=True)
+class FromMethod:
+    """A dimension or a layout that the method has as an attribute: an option, or a method that takes the profile."""
+
+    attribute: str
+
+    def __call__(self, method: object, profile: Profile) -> Any:
+        value = getattr(method, self.attribute)
+        return value(profile) if callable(value) else value
+
+
+@dataclass(frozen=True)
+class OptionIs:
+    """A condition for `by_sample`: an option of the method has this value."""
+
+    option: str
+    value: object
+
+    def __call__(self, method: object) -> bool:
+        return bool(getattr(method, self.option) == self.value)
 
 
 @dataclass

@@ -6,9 +6,10 @@ Chan, Zhou, Zhao, Jiang, Ngai; ICLR 2024, Algorithm 1 and Theorem 3.1.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Gt
 from torch import Tensor
 
 from polyfed.core.filter import ServerFilter, Update, register
@@ -34,15 +35,13 @@ class InCo(ServerFilter):
     normalise: bool = True  # mix directions and give the result the mean of both lengths
     granularity: Literal["auto", "kernel", "tensor"] = "auto"  # auto: kernel for abs_ref, tensor for the others
     pairing: Literal["auto", "resnet_ref", "resnet_paper", "vit_norm", "generic"] = "auto"  # who receives from whom
-    max_theta: float = 5.0  # abs_ref: largest coefficient
-    max_entry: float = 0.1  # abs_ref, normalised: largest entry of the result
+    max_theta: Annotated[float, Gt(0)] = 5.0  # abs_ref: largest coefficient
+    max_entry: Annotated[float, Gt(0)] = 0.1  # abs_ref, normalised: largest entry of the result
     allow_injection: bool = False  # sum: let an update of length zero receive the shallow one all the same
     control: Literal["none", "permuted", "gaussian", "other_stage", "length"] = "none"  # meaningless anchors
 
     def __post_init__(self) -> None:
-        for name in ("max_theta", "max_entry"):
-            if not getattr(self, name) > 0:
-                raise InputError(f"server_filter.{name} is {getattr(self, name)}; a number above 0 is needed")
+        super().__post_init__()
         if self.control == "length" and not (self.rule == "off" and self.normalise):
             raise InputError(
                 f"server_filter.control is 'length', which changes the length of updates alone, with rule: "

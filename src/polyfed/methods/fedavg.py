@@ -6,27 +6,14 @@ McMahan, Moore, Ramage, Hampson, Aguera y Arcas; AISTATS 2017, Algorithm 1 (Fede
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from polyfed.core import (
-    Client,
-    Cohort,
-    Method,
-    Needs,
-    Outgoing,
-    Payload,
-    Reply,
-    ScalarField,
-    Sends,
-    Server,
-    Value,
-    WeightsField,
-    register,
-    step,
-)
+from annotated_types import Ge, Gt
+
+from polyfed.core import Client, Cohort, Method, Needs, Outgoing, Payload, Reply, Sends, Server, Value, register, step
 from polyfed.core.client import weights_of
 from polyfed.core.one_model import UpdateAggregator, apply_update, initial_weights, weights_for_clients
-from polyfed.errors import InputError
+from polyfed.core.schema import ScalarField, WeightsField
 from polyfed.training.noise import noisy
 
 
@@ -44,18 +31,12 @@ class FedAvg(Method):
 
     weights: Literal["samples", "uniform"] = "samples"  # how clients count in the mean (p_k, or all alike)
     buffers: Literal["average", "local"] = "average"  # BatchNorm statistics: averaged, or each client's own
-    server_lr: float = 1.0  # length of the server's step along the mean change of what is trained
-    upload_noise: float = 0.0  # Gaussian noise on uploads, in standard deviations of each tensor's change
+    server_lr: Annotated[float, Gt(0)] = 1.0  # length of the server's step along the mean change of what is trained
+    upload_noise: Annotated[float, Ge(0)] = 0.0  # Gaussian noise on uploads, in standard deviations of the change
 
     needs = Needs(same_architecture=True)
     sends = Sends(up="all weights of the model, and the number of samples", down="all weights of the model")
     one_model = True
-
-    def __post_init__(self) -> None:
-        if not self.server_lr > 0:
-            raise InputError(f"method.server_lr is {self.server_lr}; a number above 0 is needed")
-        if self.upload_noise < 0:
-            raise InputError(f"method.upload_noise is {self.upload_noise}; 0 (none) or a number above is needed")
 
     def init(self, server: Server) -> None:
         server.state["model"] = initial_weights(server)

@@ -6,34 +6,17 @@ Jeong, Oh, Kim, Park, Bennis, Kim; arXiv 1811.11479, 2018, Algorithm 1.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch.nn.functional as F
+from annotated_types import Ge
 from torch import Tensor
 
-from polyfed.core import (
-    ClassMeans,
-    ClassTable,
-    Client,
-    Cohort,
-    Method,
-    Needs,
-    Payload,
-    Reply,
-    Sends,
-    Server,
-    TableField,
-    register,
-    step,
-)
-from polyfed.core.class_tables import mean_over_clients
-from polyfed.core.method import reject_zero
+from polyfed.core import ClassTable, Client, Cohort, Method, Needs, Payload, Reply, Sends, Server, register, step
+from polyfed.core.class_tables import ClassMeans, mean_over_clients
+from polyfed.core.options import Degenerate
+from polyfed.core.schema import OptionIs, TableField
 from polyfed.training.losses import masked_mean, soft_cross_entropy
-
-
-def _in_evaluation_mode(method: object) -> bool:
-    """Means seen while training mix the samples of a batch where a model has BatchNorm."""
-    return isinstance(method, FedDistill) and method.collect == "after"
 
 
 @register("feddistill", "fd")
@@ -46,7 +29,7 @@ class FedDistill(Method):
     unbounded below; here the target is their softmax. A class that nobody reports keeps its last rows.
     """
 
-    guidance: float = 1.0  # lambda, weight of the distillation term
+    guidance: Annotated[float, Ge(0), Degenerate(0)] = 1.0  # lambda, weight of the distillation term
     metric: Literal["ce", "mse"] = "ce"  # compare distributions, or logits
     leave_one_out: bool = True  # a client's own share is taken out of what it receives
     collect: Literal["after", "online"] = "after"  # means of a clean pass, or of the outputs seen while training
@@ -55,9 +38,6 @@ class FedDistill(Method):
 
     needs = Needs()
     sends = Sends(up="mean output per class, with counts", down="mean output per class over other clients")
-
-    def __post_init__(self) -> None:
-        reject_zero(self, "guidance")
 
     def round(self, server: Server, cohort: Cohort) -> None:
         shares = {name: server.memory.table(name) for name in server.state}  # the rows behind each class, by client
@@ -76,9 +56,9 @@ class FedDistill(Method):
         """Per class the mean over the clients behind it, uniformly; (M g_c - g_kc) / (M - 1) without client k."""
         return mean_over_clients([t for name, t in shares.items() if name != but], width=server.classes)
 
-    @step(
+    @step(  # outputs seen during training depend on whole batches (BatchNorm), not on single samples
         down={"outputs": TableField("classes")},
-        up={"outputs": TableField("classes", counts=True, by_sample=_in_evaluation_mode)},
+        up={"outputs": TableField("classes", counts=True, by_sample=OptionIs("collect", "after"))},
     )
     def train(self, client: Client, msg: Payload) -> Reply:
         target, known = msg.table("outputs").dense(client.classes)

@@ -7,29 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge
 from torch import Tensor
 
-from polyfed.core import (
-    ClassTable,
-    Client,
-    Cohort,
-    Method,
-    Needs,
-    Payload,
-    Reply,
-    Sends,
-    Server,
-    TableField,
-    WeightsField,
-    register,
-    step,
-)
+from polyfed.core import ClassTable, Client, Cohort, Method, Needs, Payload, Reply, Sends, Server, register, step
 from polyfed.core.class_rows import fit_rows
 from polyfed.core.client import copy_into, weights_of
-from polyfed.core.method import reject_zero
+from polyfed.core.options import Degenerate
+from polyfed.core.schema import TableField, WeightsField
 from polyfed.training import TrainSettings
 
 
@@ -44,8 +33,8 @@ class FedGH(Method):
     belong to classes nobody reported are still pushed down, as published; `mask_missing` leaves them alone.
     """
 
-    server_lr: float = 0.01  # eta_s, learning rate of the head at the server (plain SGD)
-    server_epochs: int = 1  # E_s, passes over the reported means in a round
+    server_lr: Annotated[float, Ge(0), Degenerate(0)] = 0.01  # eta_s, learning rate of the head (plain SGD)
+    server_epochs: Annotated[int, Ge(0), Degenerate(0)] = 1  # E_s, passes over the reported means in a round
     server_batch: int = 10  # reported means in a step of the server
     mask_missing: bool = False  # the server's softmax is over the classes reported in the round only
     min_class_count: int = 1  # classes with fewer samples are not sent
@@ -54,9 +43,6 @@ class FedGH(Method):
 
     needs = Needs(same_head=True, same_features=True)
     sends = Sends(up="mean feature per class, with counts", down="weights of the head")
-
-    def __post_init__(self) -> None:
-        reject_zero(self, "server_lr", "server_epochs")
 
     def init(self, server: Server) -> None:
         server.state["head"] = weights_of(server.build(server.roster[0].spec).head)

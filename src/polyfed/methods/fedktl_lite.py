@@ -10,8 +10,7 @@ from typing import Literal
 
 from torch import nn
 
-from polyfed.core import Server, register, rng
-from polyfed.core.method import reject_zero
+from polyfed.core import Method, Server, register, rng
 from polyfed.errors import InputError
 from polyfed.methods.fedktl.method import FedKTL
 from polyfed.models.generators import RandomConvGenerator, TextureGenerator, load_generator
@@ -41,7 +40,7 @@ class FedKTLLite(FedKTL):
     generator: Literal["random", "texture", "trained"] = "random"  # what stands in for the pretrained generator
 
     def __post_init__(self) -> None:
-        reject_zero(self, "guidance")
+        Method.__post_init__(self)  # FedKTL's own check requires a trained generator
         for field in ("source", "checkpoint", "pretraining"):
             if self.generator == "trained" and not getattr(self, field):
                 raise InputError(f"method.{field} is empty, but method.generator is 'trained', which needs it")

@@ -6,13 +6,17 @@ Wang, Liu, Liang, Joshi, Poor; NeurIPS 2020, Algorithm 1 and Table 1.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from annotated_types import Ge, Gt
 from torch import Tensor
 
-from polyfed.core import Client, Cohort, Payload, Reply, ScalarField, Sends, Server, WeightsField, register, step
+from polyfed.core import Client, Cohort, Payload, Reply, Sends, Server, register, step
 from polyfed.core.filter import Update
 from polyfed.core.one_model import UpdateAggregator, apply_update, buffer_names, position_weights, weights_for_clients
+from polyfed.core.options import Degenerate
+from polyfed.core.schema import ScalarField, WeightsField
 from polyfed.errors import InputError
 from polyfed.methods.fedprox import FedProx
 from polyfed.training import TrainSettings
@@ -30,8 +34,8 @@ class FedNova(FedProx):
     for the number of steps.
     """
 
-    tau_eff: float | None = None  # length of the server's step in client steps; none: sum_k p_k a_k
-    mu: float = 0.0  # weight of FedProx's term in the clients' loss
+    tau_eff: Annotated[float, Gt(0)] | None = None  # length of the server's step in client steps; none: sum_k p_k a_k
+    mu: Annotated[float, Ge(0), Degenerate(0)] = 0.0  # weight of FedProx's term in the clients' loss
     allow_degenerate: bool = True  # accept mu 0: no such term
     allow_step_count: bool = False  # take a_k for the number of steps with any optimiser
 
@@ -39,11 +43,6 @@ class FedNova(FedProx):
         up="all weights of the model, the number of samples, and a measure of the number of steps",
         down="all weights of the model",
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.tau_eff is not None and not self.tau_eff > 0:
-            raise InputError(f"method.tau_eff is {self.tau_eff}; a number above 0 is needed, or none")
 
     def check_training(self, settings: TrainSettings) -> None:
         self.normaliser(settings, 1)

@@ -7,35 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge
 from torch import Tensor
 
-from polyfed.core import (
-    ClassMeans,
-    ClassTable,
-    Client,
-    Cohort,
-    Method,
-    Needs,
-    Payload,
-    Reply,
-    Sends,
-    Server,
-    TableField,
-    register,
-    step,
-)
-from polyfed.core.class_tables import mean_over_clients
-from polyfed.core.method import reject_zero
+from polyfed.core import ClassTable, Client, Cohort, Method, Needs, Payload, Reply, Sends, Server, register, step
+from polyfed.core.class_tables import ClassMeans, mean_over_clients
+from polyfed.core.options import Degenerate
+from polyfed.core.schema import OptionIs, TableField
 from polyfed.training.losses import masked_mean
-
-
-def _in_evaluation_mode(method: object) -> bool:
-    """Means seen while training mix the samples of a batch where a model has BatchNorm."""
-    return isinstance(method, FedProto) and method.collect == "after"
 
 
 @register("fedproto")
@@ -52,7 +35,7 @@ class FedProto(Method):
     heads of the same models are level with local training; both are measured.
     """
 
-    guidance: float = 1.0  # lambda, weight of the pull; tuned to 10 in later comparisons
+    guidance: Annotated[float, Ge(0), Degenerate(0)] = 1.0  # lambda, weight of the regulariser; later papers use 10
     weights: Literal["uniform", "counts"] = "uniform"  # how clients count in a prototype
     collect: Literal["after", "online"] = "after"  # features of a clean pass, or those seen while training
     predict_with: Literal["prototype", "head"] = "prototype"  # nearest global prototype, or the client's head
@@ -61,9 +44,6 @@ class FedProto(Method):
 
     needs = Needs(same_features=True, same_classes=True)
     sends = Sends(up="mean feature per class, with counts", down="mean feature per class over all clients")
-
-    def __post_init__(self) -> None:
-        reject_zero(self, "guidance")
 
     def init(self, server: Server) -> None:
         server.state["prototypes"] = ClassTable.empty(server.features).without_counts()
@@ -75,9 +55,9 @@ class FedProto(Method):
         fresh = mean_over_clients(tables, width=server.features, by_count=self.weights == "counts")  # P_c
         server.state["prototypes"] = known.updated(fresh)
 
-    @step(
+    @step(  # features seen during training depend on whole batches (BatchNorm), not on single samples
         down={"prototypes": TableField("features")},
-        up={"prototypes": TableField("features", counts=True, by_sample=_in_evaluation_mode)},
+        up={"prototypes": TableField("features", counts=True, by_sample=OptionIs("collect", "after"))},
     )
     def train(self, client: Client, msg: Payload) -> Reply:
         client.state["prototypes"] = msg["prototypes"]

@@ -6,12 +6,14 @@ Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith; MLSys 2020, Algorithm 2.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch.nn.functional as F
+from annotated_types import Ge
 from torch import Tensor
 
 from polyfed.core import Client, Server, register
-from polyfed.core.method import reject_zero
+from polyfed.core.options import Degenerate
 from polyfed.errors import InputError
 from polyfed.methods.fedavg import FedAvg
 from polyfed.training.losses import squared_distance
@@ -27,15 +29,9 @@ class FedProx(FedAvg):
     Adam the pull is rescaled like every gradient, which is not the method that the paper analyses.
     """
 
-    mu: float = 0.01  # weight of the proximal term; its gradient is mu (theta - theta^t)
-    epochs: list[int] | None = None  # passes of each client, in their order (variable work); none: train.epochs
+    mu: Annotated[float, Ge(0), Degenerate(0)] = 0.01  # weight of the proximal term; gradient: mu (theta - theta^t)
+    epochs: list[Annotated[int, Ge(0)]] | None = None  # epochs of each client, in client order; none: train.epochs
     allow_degenerate: bool = False  # accept mu 0, which is FedAvg
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        reject_zero(self, "mu")
-        if self.mu < 0 or any(passes < 0 for passes in self.epochs or ()):
-            raise InputError(f"method.mu is {self.mu} and method.epochs is {self.epochs}; neither may be negative")
 
     def init(self, server: Server) -> None:
         if self.epochs is not None and len(self.epochs) != len(server.roster):

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge
 from torch import Tensor, nn
 
-from polyfed.core import ClassTable, Client, Cohort, Method, Needs, Payload, Reply, Sends, Server, TableField, rng
+from polyfed.core import ClassTable, Client, Cohort, Method, Needs, Payload, Reply, Sends, Server, rng
 from polyfed.core.class_rows import fit_rows
 from polyfed.core.class_tables import mean_over_clients
 from polyfed.core.client import copy_into, weights_of
-from polyfed.core.method import register, reject_zero
+from polyfed.core.method import register
+from polyfed.core.options import Degenerate
+from polyfed.core.schema import TableField
 from polyfed.core.step import step
 from polyfed.training import TrainSettings
 from polyfed.training.losses import masked_mean
@@ -39,11 +42,11 @@ class FedTGP(Method):
     40 rounds (seeds 1 and 2) it is 94 and 98 % against 95 and 96 %.
     """
 
-    guidance: float = 10.0  # lambda, weight of the pull towards the prototypes
+    guidance: Annotated[float, Ge(0), Degenerate(0)] = 10.0  # lambda, weight of the pull towards the prototypes
     margin: Literal["nn-max", "pair-max"] = "nn-max"  # largest distance between nearest class means, or between any
     largest_margin: float = 100.0  # tau, the margin is never above it
-    server_lr: float = 0.01  # learning rate of the prototypes at the server (plain SGD)
-    server_epochs: int = 100  # E_s, passes over the reported means in a round
+    server_lr: Annotated[float, Ge(0), Degenerate(0)] = 0.01  # learning rate of the prototypes (plain SGD)
+    server_epochs: Annotated[int, Ge(0), Degenerate(0)] = 100  # E_s, passes over the reported means in a round
     server_batch: int = 10  # reported means in a step of the server
     predict_with: Literal["prototype", "head"] = "prototype"  # nearest trained prototype, or the client's head
     min_class_count: int = 1  # classes with fewer samples are not sent
@@ -52,9 +55,6 @@ class FedTGP(Method):
 
     needs = Needs(same_features=True, same_classes=True)
     sends = Sends(up="mean feature per class, with counts", down="trained prototype of every class")
-
-    def __post_init__(self) -> None:
-        reject_zero(self, "guidance", "server_lr", "server_epochs")
 
     def init(self, server: Server) -> None:
         server.state["trainable"] = weights_of(trainable(server))

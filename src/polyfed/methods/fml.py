@@ -6,28 +6,17 @@ Shen, Zhang, Jia, Zhang, Huang, Zhou, Kuang, Wu, Wu; arXiv 2006.16765, 2020, Alg
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch.nn.functional as F
+from annotated_types import Gt, Interval
 from torch import Tensor
 
-from polyfed.core import (
-    Client,
-    Cohort,
-    Method,
-    Needs,
-    Payload,
-    Reply,
-    ScalarField,
-    Sends,
-    Server,
-    TreeField,
-    register,
-    step,
-)
+from polyfed.core import Client, Cohort, Method, Needs, Payload, Reply, Sends, Server, register, step
 from polyfed.core.averaging import WeightedMean
 from polyfed.core.client import weights_of
-from polyfed.errors import InputError
+from polyfed.core.options import Degenerate
+from polyfed.core.schema import ScalarField, TreeField
 from polyfed.training.losses import kl_divergence
 from polyfed.training.multi_module import clip_each
 
@@ -47,9 +36,9 @@ class FML(Method):
     step: on the quickstart preset it ends 3 points below local training, about where that is at half the step size.
     """
 
-    alpha: float = 0.5  # share of cross-entropy in the private model's loss; the rest is the shared model's teaching
-    beta: float = 0.5  # share of cross-entropy in the shared model's loss; the rest is the private model's teaching
-    temperature: float = 1.0  # T of the divergence, which is multiplied by T^2
+    alpha: Annotated[float, Interval(ge=0, le=1), Degenerate(1)] = 0.5  # cross-entropy in the private model's loss
+    beta: Annotated[float, Interval(ge=0, le=1), Degenerate(1)] = 0.5  # cross-entropy in the shared model's loss
+    temperature: Annotated[float, Gt(0)] = 1.0  # T of the divergence, which is multiplied by T^2
     weights: Literal["uniform", "samples"] = "uniform"  # how clients count in the mean
     auxiliary: str | None = None  # architecture of the shared model; none: that of the smallest client model
     kl_reduction: Literal["batchmean", "mean"] = "batchmean"  # mean: the divided divergence of a popular library
@@ -61,19 +50,6 @@ class FML(Method):
         up="all weights of the shared small model, and the number of samples",
         down="all weights of the shared small model, and the name of its architecture",
     )
-
-    def __post_init__(self) -> None:
-        for name in ("alpha", "beta"):
-            share = getattr(self, name)
-            if not 0 <= share <= 1:
-                raise InputError(f"method.{name} is {share}; a share from 0 to below 1 is needed")
-            if share == 1 and not self.allow_degenerate:
-                raise InputError(
-                    f"method.{name} is 1, which switches FML's teaching off; use a share below 1, or set "
-                    "method.allow_degenerate: true"
-                )
-        if not self.temperature > 0:
-            raise InputError(f"method.temperature is {self.temperature}; a number above 0 is needed")
 
     def init(self, server: Server) -> None:
         server.state["meme"] = weights_of(server.build(self.auxiliary or server.smallest.spec))

@@ -8,33 +8,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Gt
 from torch import Tensor
 
-from polyfed.core import (
-    Client,
-    Cohort,
-    Method,
-    Needs,
-    Outgoing,
-    Payload,
-    Reply,
-    ScalarField,
-    Sends,
-    Server,
-    TensorField,
-    TreeField,
-    Value,
-    WeightsField,
-    register,
-    step,
-)
+from polyfed.core import Client, Cohort, Method, Needs, Outgoing, Payload, Reply, Sends, Server, Value, register, step
 from polyfed.core.client import weights_of
 from polyfed.core.one_model import UpdateAggregator, apply_update, cut_of, initial_weights
-from polyfed.errors import InputError
+from polyfed.core.schema import ScalarField, TensorField, TreeField, WeightsField
 from polyfed.models import ModelSpec
 from polyfed.models.slicing import PooledStatistics, Rule, classifier_tensors, divided, extract, prefix, statistics_of
 from polyfed.training import Loss
@@ -61,7 +45,7 @@ class HeteroFL(Method):
     mask_value: Literal[0, "-inf"] = 0  # what masked logits become; at 0 they still take probability
     bn: Literal["static-clients", "batch", "average"] = "static-clients"  # statistics: measured, the batch's, R3
     statistics: Literal["every-round", "finish"] = "every-round"  # when static-clients measures; before, the batch's
-    clip_norm: float | None = 1.0  # largest norm of a gradient; null leaves it to train.clip_norm
+    clip_norm: Annotated[float, Gt(0)] | None = 1.0  # largest norm of a gradient; null leaves it to train.clip_norm
     masked_accuracy: bool = False  # measure also with answers among own classes only, the paper's local accuracy
 
     needs = Needs(sub_models=True)
@@ -70,10 +54,6 @@ class HeteroFL(Method):
         down="the weights of the client's slice of the model, and how wide it is",
     )
     one_model = True
-
-    def __post_init__(self) -> None:
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise InputError(f"method.clip_norm is {self.clip_norm}; a number above 0 is needed, or null")
 
     def init(self, server: Server) -> None:
         server.state["model"] = initial_weights(server)

@@ -8,31 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Interval
 from torch import Tensor
 
-from polyfed.core import (
-    Client,
-    Cohort,
-    Method,
-    Needs,
-    Outgoing,
-    Payload,
-    Reply,
-    ScalarField,
-    Sends,
-    Server,
-    Value,
-    WeightsField,
-    register,
-    step,
-)
+from polyfed.core import Client, Cohort, Method, Needs, Outgoing, Payload, Reply, Sends, Server, Value, register, step
 from polyfed.core.client import weights_of
 from polyfed.core.filter import Update
-from polyfed.core.method import reject_zero
 from polyfed.core.one_model import UpdateAggregator, apply_update, initial_weights
+from polyfed.core.options import Degenerate
+from polyfed.core.schema import ScalarField, WeightsField
 from polyfed.errors import InputError
 from polyfed.models.slicing import OwnerMean, block_names
 
@@ -56,7 +43,7 @@ class InclusiveFL(Method):
     has 92 % and FedAvg by stages 15 %: clients of a type share one model, whatever classes they have.
     """
 
-    beta: float = 0.2  # share of the larger type's update in a smaller type's top block
+    beta: Annotated[float, Interval(ge=0, le=1), Degenerate(0)] = 0.2  # share of the larger type's update
     private_top: bool | Literal["auto"] = "auto"  # auto: a stage's only block stays shared, and without momentum
     share_head: bool = False  # one head for all types
     weights: Literal["samples", "uniform"] = "samples"  # how clients count within and between types
@@ -66,11 +53,6 @@ class InclusiveFL(Method):
     sends = Sends(up="all weights of the model, and the number of samples", down="all weights of the model")
     one_model = True
     battery_models = ("tiny-resnet10", "tiny-resnet18")
-
-    def __post_init__(self) -> None:
-        reject_zero(self, "beta")
-        if not 0 <= self.beta <= 1:
-            raise InputError(f"method.beta is {self.beta}; a number from 0 to 1 is needed")
 
     def init(self, server: Server) -> None:
         whole = initial_weights(server)

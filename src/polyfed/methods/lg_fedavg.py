@@ -8,22 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from polyfed.core import (
-    Client,
-    Cohort,
-    Method,
-    Needs,
-    Payload,
-    Reply,
-    ScalarField,
-    Sends,
-    Server,
-    WeightsField,
-    register,
-    step,
-)
+from polyfed.core import Client, Cohort, Method, Needs, Payload, Reply, Sends, Server, register, step
 from polyfed.core.averaging import WeightedMean
 from polyfed.core.client import weights_of
+from polyfed.core.schema import ScalarField, WeightsField
 
 
 @register("lg-fedavg")

@@ -8,14 +8,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge, Gt
 from torch import Tensor, nn
 
 from polyfed.core import Client, Payload, register
-from polyfed.core.method import reject_zero
-from polyfed.errors import InputError
+from polyfed.core.options import Degenerate
 from polyfed.methods.fedavg import FedAvg
 from polyfed.training import fit
 
@@ -35,22 +35,12 @@ class PerFedAvg(FedAvg):
     """
 
     weights: Literal["samples", "uniform"] = "uniform"  # how clients count in the mean (all alike, or by samples)
-    alpha: float = 0.01  # step size inside, and of the personal steps
-    beta: float = 0.01  # step size of the meta step; stands for train.lr
+    alpha: Annotated[float, Ge(0), Degenerate(0)] = 0.01  # step size inside, and of the personal steps
+    beta: Annotated[float, Gt(0)] = 0.01  # step size of the meta step; stands for train.lr
     meta_gradient: Literal["FO", "HF"] = "FO"  # without second derivatives, or with them by differences of gradients
-    delta: float = 0.001  # HF: how far the two gradients are apart, in lengths of the gradient
-    eval_steps: int = 1  # gradient steps at a client before it is evaluated
+    delta: Annotated[float, Gt(0)] = 0.001  # HF: how far the two gradients are apart, in lengths of the gradient
+    eval_steps: Annotated[int, Ge(0)] = 1  # gradient steps at a client before it is evaluated
     allow_degenerate: bool = False  # accept alpha 0, which is FedAvg on half of the batches
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        reject_zero(self, "alpha")
-        for name, least in (("alpha", 0), ("eval_steps", 0)):
-            if getattr(self, name) < least:
-                raise InputError(f"method.{name} is {getattr(self, name)}; it may not be negative")
-        for name in ("beta", "delta"):
-            if not getattr(self, name) > 0:
-                raise InputError(f"method.{name} is {getattr(self, name)}; a number above 0 is needed")
 
     def learn(self, client: Client) -> None:
         self.meta_learn(client, client.cross_entropy)

@@ -6,29 +6,18 @@ Yi, Yu, Wang, Liu, Li; IEEE ICDE 2025 (arXiv 2404.17847), Algorithm 1.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge, Interval
 from torch import Tensor, nn
 
-from polyfed.core import (
-    Client,
-    Cohort,
-    Method,
-    Needs,
-    Payload,
-    Reply,
-    ScalarField,
-    Sends,
-    Server,
-    TreeField,
-    register,
-    step,
-)
+from polyfed.core import Client, Cohort, Method, Needs, Payload, Reply, Sends, Server, register, step
 from polyfed.core.averaging import WeightedMean
 from polyfed.core.client import weights_of
-from polyfed.core.method import reject_zero
+from polyfed.core.options import Degenerate
+from polyfed.core.schema import ScalarField, TreeField
 from polyfed.errors import InputError
 from polyfed.training.multi_module import frozen
 
@@ -47,8 +36,8 @@ class PFedAFM(Method):
     hardly to be told from local training.
     """
 
-    lr_alpha: float = 0.01  # step size of the mixing vector
-    alpha_start: float = 1.0  # the private share of every feature at the start
+    lr_alpha: Annotated[float, Ge(0), Degenerate(0)] = 0.01  # step size of the mixing vector
+    alpha_start: Annotated[float, Interval(ge=0, le=1)] = 1.0  # the private share of every feature at the start
     weights: Literal["samples", "uniform"] = "samples"  # how clients count in the mean
     buffers: Literal["average", "local"] = "average"  # BatchNorm statistics: averaged, or each client's own
     auxiliary: str | None = None  # architecture of the shared extractor; none: that of the smallest client model
@@ -59,11 +48,6 @@ class PFedAFM(Method):
         up="weights of the shared small extractor, and the number of samples",
         down="weights of the shared small extractor, and the name of its architecture",
     )
-
-    def __post_init__(self) -> None:
-        reject_zero(self, "lr_alpha")
-        if not 0 <= self.alpha_start <= 1:
-            raise InputError(f"method.alpha_start is {self.alpha_start}; a share from 0 to 1 is needed")
 
     def init(self, server: Server) -> None:
         shared = server.build(self.auxiliary or server.smallest.spec)

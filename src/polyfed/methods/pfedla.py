@@ -7,28 +7,17 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge
 from torch import Tensor, nn
 
-from polyfed.core import (
-    Client,
-    Cohort,
-    Method,
-    Needs,
-    Payload,
-    Reply,
-    Sends,
-    Server,
-    TreeField,
-    WeightsField,
-    register,
-    rng,
-    step,
-)
+from polyfed.core import Client, Cohort, Method, Needs, Payload, Reply, Sends, Server, register, rng, step
 from polyfed.core.client import copy_into, weights_of
+from polyfed.core.options import Degenerate
 from polyfed.core.payload import Weights as Named
+from polyfed.core.schema import TreeField, WeightsField
 from polyfed.errors import InputError
 
 DEPTH = 3  # hidden layers of a hypernetwork
@@ -46,27 +35,15 @@ class PFedLA(Method):
     client's own layer, and is recorded as a warning.
     """
 
-    hyper_lr: float = 0.005  # step size of the hypernetworks
-    embedding: int = 100  # length of a client's embedding
-    hidden: int = 100  # width of the hypernetworks' three hidden layers
-    local_layers: int = 0  # HeurpFedLA: so many layers of largest own weight stay at the client and are not sent down
+    hyper_lr: Annotated[float, Ge(0), Degenerate(0)] = 0.005  # step size of the hypernetworks
+    embedding: Annotated[int, Ge(1)] = 100  # length of a client's embedding
+    hidden: Annotated[int, Ge(1)] = 100  # width of the hypernetworks' three hidden layers
+    local_layers: Annotated[int, Ge(0)] = 0  # HeurpFedLA: number of layers that stay at the client
     buffers: Literal["local", "average"] = "local"  # BatchNorm statistics: each client's own, or mixed as their layer
     allow_degenerate: bool = False  # accept hyper_lr 0, with which the mixing weights stay random
 
     needs = Needs(same_architecture=True)
     sends = Sends(up="all weights of the model", down="weights of a model that was mixed for the client")
-
-    def __post_init__(self) -> None:
-        if self.hyper_lr == 0 and not self.allow_degenerate:
-            raise InputError(
-                "method.hyper_lr is 0, with which the mixing weights of PFedLA stay random; use a number above 0, or "
-                "set method.allow_degenerate: true"
-            )
-        if self.hyper_lr < 0 or self.local_layers < 0 or min(self.embedding, self.hidden) < 1:
-            raise InputError(
-                f"method has hyper_lr {self.hyper_lr}, local_layers {self.local_layers}, embedding {self.embedding}, "
-                f"hidden {self.hidden}; the first two may not be negative, the others must be at least 1"
-            )
 
     def init(self, server: Server) -> None:
         server.state["initial"] = weights_of(server.build(server.roster[0].spec))

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge, Gt, Interval
 from torch import Tensor
 
-from polyfed.core import Client, Payload, Reply, ScalarField, Server, TensorField, TreeField, Value, register, step
-from polyfed.core.method import reject_zero
+from polyfed.core import Client, Payload, Reply, Server, Value, register, step
+from polyfed.core.options import Degenerate
+from polyfed.core.schema import ScalarField, TensorField, TreeField
 from polyfed.errors import InputError
 from polyfed.methods.heterofl import HeteroFL
 from polyfed.models.slicing import EarlyExits
@@ -39,22 +41,14 @@ class ScaleFL(HeteroFL):
     """
 
     mask_absent_classes: bool = False  # classes a client lacks: out of its loss, and their rows out of its share
-    clip_norm: float | None = None  # largest norm of a gradient; null leaves it to train.clip_norm
-    gamma: float = 0.05  # weight of the divergence between an exit and the last
-    temperature: float = 3.0  # T of both softmaxes
-    distil_from: float = 0.25  # the share of the rounds after which the divergence counts
+    clip_norm: Annotated[float, Gt(0)] | None = None  # largest norm of a gradient; null leaves it to train.clip_norm
+    gamma: Annotated[float, Ge(0), Degenerate(0)] = 0.05  # weight of the divergence between an exit and the last
+    temperature: Annotated[float, Gt(0)] = 3.0  # T of both softmaxes
+    distil_from: Annotated[float, Interval(ge=0, le=1)] = 0.25  # share of rounds before the divergence counts
     kl_reduction: Literal["batchmean", "mean"] = "batchmean"  # mean divides by the classes too, as released
     allow_degenerate: bool = False  # accept gamma 0, which leaves the exits to themselves
 
     battery_models = ("tiny-resnet-wide@0.5:2", "tiny-resnet-wide:2-4-6")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        reject_zero(self, "gamma")
-        for name, right in (("temperature", self.temperature > 0), ("distil_from", 0 <= self.distil_from <= 1)):
-            if not right:
-                allowed = "a number above 0" if name == "temperature" else "a share from 0 to 1"
-                raise InputError(f"method.{name} is {getattr(self, name)}; {allowed} is needed")
 
     def init(self, server: Server) -> None:
         family = server.family

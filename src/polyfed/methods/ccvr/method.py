@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge, Gt
 from torch import Tensor, nn
 
 from polyfed.core import (
@@ -22,25 +23,19 @@ from polyfed.core import (
     Outgoing,
     Payload,
     Reply,
-    ScalarField,
     Sends,
     Server,
-    TableField,
-    WeightsField,
     register,
     step,
 )
 from polyfed.core.averaging import WeightedMean
 from polyfed.core.client import copy_into, weights_of
-from polyfed.core.method import reject_zero
+from polyfed.core.options import Degenerate
 from polyfed.core.profile import Profile
+from polyfed.core.schema import FromMethod, ScalarField, TableField, WeightsField
 from polyfed.errors import InputError
 from polyfed.methods.ccvr.class_statistics import describe_classes, draw_classes, pool_classes, statistics_width
 from polyfed.training import TrainSettings, fit
-
-
-def _width(method: object, profile: Profile) -> int:
-    return statistics_width(profile.features, isinstance(method, CCVR) and method.diagonal)
 
 
 @register("ccvr")
@@ -62,13 +57,13 @@ class CCVR(Method):
 
     mode: Literal["auto", "original", "hetero"] = "auto"  # auto: original where all clients have one architecture
     pool: Literal["all", "architecture"] = "all"  # hetero: statistics of all clients, or of equal models only
-    virtual: int = 1000  # M_c, features drawn per class
+    virtual: Annotated[int, Ge(0), Degenerate(0)] = 1000  # M_c, features drawn per class
     lr: float = 0.01  # of the head's calibration (plain SGD)
-    epochs: int = 10  # passes over the drawn features
+    epochs: Annotated[int, Ge(0), Degenerate(0)] = 10  # passes over the drawn features
     batch_size: int = 64  # drawn features in a step
     ridge: float = 1e-4  # eps, added to every variance before drawing
     diagonal: bool = False  # send only the diagonal of covariances: d numbers per class in place of d^2
-    tukey: float | None = None  # power that features, which must not be negative, are raised to first; 0.5 is usual
+    tukey: Annotated[float, Gt(0)] | None = None  # power applied to non-negative features first, e.g. 0.5; none: off
     min_class_count: int = 1  # classes with fewer samples are not sent
     limit_mib: float = 256.0  # refuse statistics of a client that are larger than this
     biased_covariance: bool = False  # a popular fault: divisor n, pooled by the formula for n - 1
@@ -80,17 +75,16 @@ class CCVR(Method):
         down="once: those of all clients, or the calibrated head; all weights each round if models are equal",
     )
 
-    def __post_init__(self) -> None:
-        reject_zero(self, "virtual", "epochs")
-        if self.tukey is not None and not self.tukey > 0:
-            raise InputError(f"method.tukey is {self.tukey}; a power above 0 is needed, or null for none")
+    def width(self, profile: Profile) -> int:
+        """Return the number of entries that describe one class."""
+        return statistics_width(profile.features, self.diagonal)
 
     def init(self, server: Server) -> None:
         kinds = {profile.model: profile for profile in server.roster}
         if self.mode == "original" and len(kinds) > 1:
             found = ", ".join(f"client {p.name} has {p.architecture}" for p in list(kinds.values())[:2])
             raise InputError(f"method.mode is 'original', which needs one architecture, but {found}; use 'hetero'")
-        size = 4 * server.classes * _width(self, server.roster[0]) / 2**20
+        size = 4 * server.classes * self.width(server.roster[0]) / 2**20
         if size > self.limit_mib:
             raise InputError(
                 f"the class statistics of a client take {size:.0f} MiB, and method.limit_mib is {self.limit_mib:g}; "
@@ -144,7 +138,7 @@ class CCVR(Method):
 
     @step(
         down={"model": WeightsField(optional=True)},
-        up={"statistics": TableField(_width, counts=True, by_sample=True)},
+        up={"statistics": TableField(FromMethod("width"), counts=True, by_sample=True)},
     )
     def describe(self, client: Client, msg: Payload) -> Reply:
         """n_c, mu_c and Sigma_c of the features of every class here."""
@@ -169,7 +163,7 @@ class CCVR(Method):
         client.load(msg.weights("head"), into=client.model.head)
         client.state["calibrated"] = True
 
-    @step(down={"statistics": TableField(_width)})
+    @step(down={"statistics": TableField(FromMethod("width"))})
     def calibrate(self, client: Client, msg: Payload) -> None:
         statistics = msg.table("statistics")
         self.train_head(client.model.head, statistics, client.profile.features, client.stream("calibrate"))

@@ -9,17 +9,17 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge, Gt, Interval
 from torch import Tensor, nn
 
 from polyfed.core import Client, Cohort, Method, Needs, Payload, Reply, Sends, Server, Value, register, rng, step
 from polyfed.core.client import copy_into, weights_of
-from polyfed.core.method import reject_zero
 from polyfed.core.payload import view
 from polyfed.core.profile import Profile
-from polyfed.core.schema import ScalarField, TensorField, TreeField, WeightsField
+from polyfed.core.schema import FromMethod, ScalarField, TensorField, TreeField, WeightsField
 from polyfed.errors import InputError
 from polyfed.methods.dffke.docking import ClientSnapshot, fit_decoder, fit_docking
 from polyfed.methods.dffke.embedding_decoder import (
@@ -44,10 +44,6 @@ SHOWN = 4  # synthetic images per class that are kept for looking at
 Messages = dict[str, dict[str, Value]]  # to each client its own
 
 
-def _width(method: object, profile: Profile) -> int:
-    return method.width if isinstance(method, DFFKE) else 0
-
-
 def _samples(method: object, profile: Profile) -> int:
     return profile.samples
 
@@ -69,11 +65,11 @@ class DFFKE(Method):
 
     transfer: Literal["decoder", "dataset"] = "decoder"  # what is exchanged on: synthetic images, or a public set
     public: str | None = None  # with `transfer: dataset`, which one, not the clients' own; its labels are not used
-    public_samples: int = 1000  # images of the public set that are used, at most
-    tau: float = 0.98  # share of its training samples that a client shall be right about before it stops training
-    max_local_epochs: int = 100  # after which it stops in any case
-    width: int = 512  # h, of the common space
-    decoder_channels: int = 128  # of the decoder's first map; the second has half of them
+    public_samples: Annotated[int, Ge(1)] = 1000  # images of the public set that are used, at most
+    tau: Annotated[float, Interval(gt=0, le=1)] = 0.98  # training accuracy at which a client stops local training
+    max_local_epochs: Annotated[int, Ge(1)] = 100  # after which it stops in any case
+    width: Annotated[int, Ge(1)] = 512  # h, of the common space
+    decoder_channels: Annotated[int, Ge(1)] = 128  # of the decoder's first map; the second has half of them
     docking_steps: int = 100  # T_Tran, steps on every client's embeddings
     docking_target: Literal["labels", "soft"] = "labels"  # what aligns embeddings: labels, or the models' own answers
     docking_decay: float = 0.001  # weight decay of docking layers
@@ -82,14 +78,14 @@ class DFFKE(Method):
     discrepancy: Literal["none", "kl", "mae", "mse"] = "none"  # also rewards the decoder where two clients disagree
     exchange_epochs: int = 2  # T_FKE, passes over the synthetic images of the largest client
     least_steps: int = 1000  # of the decoder, and of a student, in a round
-    batch: int = 100  # embeddings or synthetic images in a step
-    lr: float = 0.001  # of Adam for docking layers, decoder and exchange
-    teachers: int | None = None  # of a student in a round, drawn anew; none: all others
+    batch: Annotated[int, Ge(1)] = 100  # embeddings or synthetic images in a step
+    lr: Annotated[float, Gt(0)] = 0.001  # of Adam for docking layers, decoder and exchange
+    teachers: Annotated[int, Ge(1)] | None = None  # of a student in a round, drawn anew; none: all others
     weight_decay: float = 0.00001  # of the exchange
     kl: Literal["forward", "reverse", "jeffreys"] = "forward"  # KL(teacher || student), the other way, or their sum
     fke_embedding_loss: Literal["off", "on"] = "off"  # on: learn also teachers' codes of an image, as released
     fke_bn: Literal["train", "frozen"] = "train"  # whether synthetic images enter the running statistics of norms
-    buffer: int | None = None  # R, past rounds that are reviewed; none: all of them
+    buffer: Annotated[int, Ge(0)] | None = None  # R, past rounds that are reviewed; none: all of them
     buffer_sync: Literal["full", "lazy"] = "full"  # a client that was away gets what it missed, or does without
     dp_scope: Literal["release", "docking_only"] = "release"  # docking_only: clean embeddings, not private
 
@@ -100,16 +96,11 @@ class DFFKE(Method):
     )
 
     def __post_init__(self) -> None:
-        reject_zero(self, "width", "decoder_channels", "batch", "lr")
-        if not 0 < self.tau <= 1:
-            raise InputError(f"method.tau is {self.tau}; a share above 0 and up to 1 is needed")
+        super().__post_init__()
         if self.transfer == "dataset" and self.public is None:
             raise InputError("method.transfer is 'dataset', which needs method.public: the name of a dataset to use")
         if self.transfer == "dataset" and self.learns_codes:
             raise InputError("method.fke_embedding_loss is on, but with transfer: dataset there is no common space")
-        for name, least in (("teachers", 1), ("public_samples", 1), ("max_local_epochs", 1), ("buffer", 0)):
-            if (found := getattr(self, name)) is not None and found < least:
-                raise InputError(f"method.{name} is {found}; at least {least} is needed")
 
     def init(self, server: Server) -> None:
         server.state = {"docking": {}, "decoder": {}, "shelf": ReplayIndex().state(), "archive": {}, "introduced": {}}
@@ -245,7 +236,7 @@ class DFFKE(Method):
 
     @step(
         down={"docking": TreeField(optional=True)},
-        up={"codes": TensorField((_samples, _width), optional=True, by_sample=True)},
+        up={"codes": TensorField((_samples, FromMethod("width")), optional=True, by_sample=True)},
     )
     def embed_again(self, client: Client, msg: Payload) -> Reply:
         """Step 4 as released: from clean samples, whatever noise the docking layers were trained with."""
@@ -303,8 +294,8 @@ class DFFKE(Method):
         up={
             "targets": TensorField(("rows", "classes"), optional=True),
             "memory": TensorField(("past", "classes"), optional=True),
-            "targets_codes": TensorField(("rows", _width), optional=True),
-            "memory_codes": TensorField(("past", _width), optional=True),
+            "targets_codes": TensorField(("rows", FromMethod("width")), optional=True),
+            "memory_codes": TensorField(("past", FromMethod("width")), optional=True),
         },
     )
     def teach(self, client: Client, msg: Payload) -> Reply:

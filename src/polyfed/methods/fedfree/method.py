@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge, Gt
 
 from polyfed.core import (
     Client,
@@ -25,7 +26,7 @@ from polyfed.core import (
     register,
     step,
 )
-from polyfed.core.method import reject_zero
+from polyfed.core.options import Degenerate
 from polyfed.core.payload import Value
 from polyfed.errors import InputError, PayloadError, nearest
 from polyfed.methods.fedfree.layer_messages import Layers, packed, unpacked
@@ -77,7 +78,7 @@ class FedFree(Method):
     evaluated. Before they come in, the same models are 5 points below local (`eval_point: after_local`, one seed).
     """
 
-    k: int = 2  # layers that a client sends in a round, at most
+    k: Annotated[int, Ge(0), Degenerate(0)] = 2  # layers that a client sends in a round, at most
     selection: Literal["critical", "random"] = "critical"  # which: those that changed most (Eq. 2), or any
     layer_types: str = "conv,linear"  # kinds of layers that are shared: conv, linear, depthwise
     protect_head: bool = False  # classifier layers are neither sent nor replaced, nor is the server's used
@@ -86,13 +87,13 @@ class FedFree(Method):
     pair_shape: Literal["overlap", "equal"] = "overlap"  # equal: layers of another shape are not absorbed
     sharing: Literal["pseudo", "average"] = "pseudo"  # how: Eq. 3 to 5, or the mean of the layers
     pseudo: Literal["sampled", "expected"] = "sampled"  # Eq. 3 on drawn Gaussian inputs, or in closed form
-    pseudo_batch: int = 64  # Gaussian samples for a global layer in a round
+    pseudo_batch: Annotated[int, Ge(1)] = 64  # Gaussian samples for a global layer in a round
     pseudo_size: int = 8  # height and width of the Gaussian maps for convolutions
-    server_lr: float = 0.01  # alpha, step size of the global layers
-    server_steps: int = 1  # steps on Eq. 3 in a round
+    server_lr: Annotated[float, Ge(0), Degenerate(0)] = 0.01  # alpha, step size of the global layers
+    server_steps: Annotated[int, Ge(0), Degenerate(0)] = 1  # steps on Eq. 3 in a round
     entropy: Literal["shannon", "tsallis", "collision"] = "shannon"  # H of Eq. 6, of the histogram of the weights
-    tsallis_q: float = 2.0  # q of the Tsallis entropy
-    bins: int = 256  # of the histogram, between a layer's least and largest weight
+    tsallis_q: Annotated[float, Gt(0)] = 2.0  # q of the Tsallis entropy
+    bins: Annotated[int, Ge(2)] = 256  # of the histogram, between a layer's least and largest weight
     candidate_scope: Literal["all_same_type", "mapped_only", "updated_only"] = "all_same_type"  # what may come back
     returns: Literal["gain", "random", "reversed"] = "gain"  # controls: any pair, or the largest loss of entropy
     projection: Literal["flat", "block"] = "flat"  # Eq. 7 number by number, or where the two layers overlap
@@ -109,12 +110,9 @@ class FedFree(Method):
     )
 
     def __post_init__(self) -> None:
-        reject_zero(self, "k", "server_lr", "server_steps")
-        for name, least in (("k", 0), ("server_lr", 0), ("server_steps", 0), ("pseudo_batch", 1), ("bins", 2)):
-            if getattr(self, name) < least:
-                raise InputError(f"method.{name} is {getattr(self, name)}; at least {least} is needed")
-        if not self.tsallis_q > 0 or self.tsallis_q == 1:
-            raise InputError(f"method.tsallis_q is {self.tsallis_q}; a number above 0 that is not 1 is needed")
+        super().__post_init__()
+        if self.tsallis_q == 1:
+            raise InputError("method.tsallis_q is 1; expected a number above 0 other than 1")
         for kind in self.kinds:
             if kind not in KINDS:
                 raise InputError(f"method.layer_types has '{kind}'; {nearest(kind, KINDS)}")

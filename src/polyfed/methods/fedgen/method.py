@@ -7,20 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from polyfed.core import Client, Cohort, Method, Needs, Payload, Reply, Sends, Server, rng
 from polyfed.core.averaging import WeightedMean
 from polyfed.core.client import copy_into, weights_of
-from polyfed.core.method import register, reject_zero
+from polyfed.core.method import register
+from polyfed.core.options import Degenerate
 from polyfed.core.schema import ScalarField, TensorField, TreeField, WeightsField
 from polyfed.core.step import step
-from polyfed.errors import InputError
 from polyfed.methods.fedgen.optimizer_state import memory_of, recall
 from polyfed.training.fit import TrainSettings, make_optimizer
 
@@ -41,14 +42,14 @@ class FedGen(Method):
     generator pleases every head within a round (its loss is below 0.001), and then teaches them little.
     """
 
-    guidance: float = 1.0  # gamma, weight of the loss on generated features
+    guidance: Annotated[float, Ge(0), Degenerate(0)] = 1.0  # gamma, weight of the loss on generated features
     weights: Literal["samples", "uniform"] = "samples"  # p_k, how clients count in the head and for the generator
     labels_of: Literal["everyone", "participants"] = "everyone"  # whose classes generated labels follow
     noise: int = 32  # numbers of noise that go into a generated feature, uniform in [0, 1)
     hidden: int = 512  # width of the generator's hidden layer
-    generator_lr: float = 0.005  # learning rate of the generator's Adam; a popular library tuned it to 0.1
-    generator_steps: int = 100  # steps of the generator in a round
-    generator_batch: int = 10  # generated features in a step of the server
+    generator_lr: Annotated[float, Ge(0), Degenerate(0)] = 0.005  # learning rate of the generator (Adam)
+    generator_steps: Annotated[int, Ge(0), Degenerate(0)] = 100  # steps of the generator in a round
+    generator_batch: Annotated[int, Ge(2)] = 10  # generated features in a step of the server
     untrained_generator: bool = False  # a fault of a popular library: clients always get the initial generator
     allow_degenerate: bool = False  # accept guidance 0, which is LG-FedAvg
 
@@ -57,13 +58,6 @@ class FedGen(Method):
         up="weights of the head, the number of samples, and once the number of samples per class",
         down="weights of the head and of a feature generator, and the pooled share of every class",
     )
-
-    def __post_init__(self) -> None:
-        reject_zero(self, "guidance", "generator_lr", "generator_steps")
-        if self.generator_batch < 2:
-            raise InputError(
-                f"method.generator_batch is {self.generator_batch}; the generator has BatchNorm, use at least 2"
-            )
 
     def init(self, server: Server) -> None:
         server.state["head"] = weights_of(server.build(server.roster[0].spec).head)

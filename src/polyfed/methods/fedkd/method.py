@@ -6,30 +6,17 @@ Wu, Wu, Lyu, Huang, Xie; Nature Communications 13, 2022, Algorithm 1.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Gt, Interval
 from torch import Tensor, nn
 
-from polyfed.core import (
-    Client,
-    Cohort,
-    Method,
-    Needs,
-    Payload,
-    Reply,
-    ScalarField,
-    Sends,
-    Server,
-    TreeField,
-    register,
-    rng,
-    step,
-)
+from polyfed.core import Client, Cohort, Method, Needs, Payload, Reply, Sends, Server, register, rng, step
 from polyfed.core.averaging import WeightedMean
 from polyfed.core.client import weights_of
-from polyfed.errors import InputError
+from polyfed.core.schema import ScalarField, TreeField
 from polyfed.methods.fedkd.low_rank import added, compressed
 from polyfed.training.losses import kl_divergence
 from polyfed.training.multi_module import clip_each
@@ -52,9 +39,9 @@ class FedKD(Method):
     alone. Attention maps, which the paper compares between transformers, are not used.
     """
 
-    energy_start: float = 0.95  # share of squared singular values that is kept before the first round
-    energy_end: float = 0.98  # the same in the last round; linear in between
-    clip_norm: float | None = 10.0  # largest gradient norm of mentor, mentee and M, each; none: train.clip_norm
+    energy_start: Annotated[float, Interval(gt=0, le=1)] = 0.95  # share of squared singular values kept at first
+    energy_end: Annotated[float, Interval(gt=0, le=1)] = 0.98  # the same in the last round; linear in between
+    clip_norm: Annotated[float, Gt(0)] | None = 10.0  # largest gradient norm per model and M; none: train.clip_norm
     weights: Literal["uniform", "samples"] = "uniform"  # how clients count in the mean
     auxiliary: str | None = None  # architecture of the mentee; none: that of the smallest client model
     gradient_through_scale: bool = False  # as released: distillation is also lowered by raising the losses in s
@@ -65,13 +52,6 @@ class FedKD(Method):
         up="compressed updates of the shared small model, and the number of samples",
         down="compressed updates of the shared small model, or all of it after an absence, and its architecture",
     )
-
-    def __post_init__(self) -> None:
-        for name in ("energy_start", "energy_end"):
-            if not 0 < getattr(self, name) <= 1:
-                raise InputError(f"method.{name} is {getattr(self, name)}; a share above 0 up to 1 is needed")
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise InputError(f"method.clip_norm is {self.clip_norm}; a number above 0, or none, is needed")
 
     def init(self, server: Server) -> None:
         server.state["mentee"] = weights_of(server.build(self.auxiliary or server.smallest.spec))

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge
 from torch import Tensor, nn
 
 from polyfed.core import (
@@ -34,8 +36,8 @@ from polyfed.core import (
 from polyfed.core.class_rows import fit_rows
 from polyfed.core.class_tables import class_means
 from polyfed.core.client import copy_into, weights_of
-from polyfed.core.method import reject_zero
-from polyfed.core.profile import Profile
+from polyfed.core.options import Degenerate
+from polyfed.core.schema import FromMethod
 from polyfed.errors import InputError, PayloadError
 from polyfed.methods.fedktl.simplex import arcface, feature_transformer, mmd, simplex_etf
 from polyfed.models.generators import draw_latents, load_generator, resized
@@ -43,10 +45,6 @@ from polyfed.training import TrainSettings
 from polyfed.training.cycle import cycled
 
 IMAGE = ("channels", "height", "width")
-
-
-def _latent_width(method: object, profile: Profile) -> int:
-    return method.latent_width if isinstance(method, FedKTL) else 0
 
 
 @register("fedktl")
@@ -67,7 +65,7 @@ class FedKTL(Method):
     sha256: str = ""  # checksum of the checkpoint, so that a result says what it stands on
     pretraining: str = ""  # what the generator was trained on, in words, for the record
     latent_width: int = 512  # H, numbers in a latent of the generator
-    guidance: float = 50.0  # mu, weight of the regression from images to their latents
+    guidance: Annotated[float, Ge(0), Degenerate(0)] = 50.0  # mu, weight of the regression from images to latents
     alignment: float = 1.0  # lambda, pull to the class centroids at the server; 0.1 or 0.01 for other generators
     margin: float = 0.5  # m, added to the angle to the right class
     scale: float = 64.0  # s, of the cosines
@@ -86,7 +84,7 @@ class FedKTL(Method):
     )
 
     def __post_init__(self) -> None:
-        reject_zero(self, "guidance")
+        super().__post_init__()
         for field in ("source", "checkpoint", "sha256", "pretraining"):
             if not getattr(self, field):
                 raise InputError(
@@ -136,7 +134,7 @@ class FedKTL(Method):
 
     @step(
         down={
-            "latents": TableField(_latent_width),
+            "latents": TableField(FromMethod("latent_width")),
             "images": TreeField(optional=True),
             "simplex": TensorField(("classes", "classes"), optional=True),
             "projection": TreeField(optional=True),

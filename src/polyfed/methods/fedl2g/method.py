@@ -6,10 +6,11 @@ Zhang, Liu, Hua, Cao, Yang; arXiv 2410.06490, 2024, Algorithm 1.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge, Gt
 from torch import Tensor
 
 from polyfed.core import (
@@ -28,11 +29,11 @@ from polyfed.core import (
     rng,
     step,
 )
-from polyfed.core.method import reject_zero
 from polyfed.core.needs import check
+from polyfed.core.options import Degenerate
 from polyfed.core.profile import Profile
+from polyfed.core.schema import FromMethod
 from polyfed.core.step import Step
-from polyfed.errors import InputError
 from polyfed.methods.fedl2g.guidance_gradient import Batch, guidance_gradient
 from polyfed.training import Samples
 from polyfed.training.losses import masked_mean
@@ -40,11 +41,6 @@ from polyfed.training.samples import as_floats
 
 SERVER_LR = {"logit": 0.1, "feature": 100.0}  # the paper's, tuned on CIFAR-100
 LONGEST_WARMUP = 50  # rounds; the released code's
-
-
-def _width(method: object, profile: Profile) -> int:
-    """M, the numbers in a guiding vector."""
-    return profile.classes if getattr(method, "space") == "logit" else profile.features  # noqa: B009
 
 
 @register("fedl2g")
@@ -60,18 +56,18 @@ class FedL2G(Method):
 
     space: Literal["logit", "feature"] = "logit"  # what is guided; features must then have one width
     guidance: Literal["learned", "frozen-random", "zero"] = "learned"  # the last two are controls: never learned
-    weight: float = 1.0  # of the pull towards the guiding vectors
-    server_lr: float | None = None  # eta_s; by default 0.1 for logits and 100 for features
-    warmup: int | None = None  # T', rounds in which only the vectors learn; by default rounds / 10, at most 50
-    quiz: int = 10  # samples that a client holds out of its training data, for good
-    study_batches: int = 1  # pseudo-steps per round, over which the gradient is averaged
+    weight: Annotated[float, Ge(0), Degenerate(0)] = 1.0  # of the pull towards the guiding vectors
+    server_lr: Annotated[float, Ge(0), Degenerate(0)] | None = None  # eta_s; default: 0.1 (logits), 100 (features)
+    warmup: Annotated[int, Ge(0)] | None = None  # T', rounds that train only vectors; default: rounds / 10, up to 50
+    quiz: Annotated[int, Ge(1)] = 10  # samples that a client holds out of its training data, for good
+    study_batches: Annotated[int, Ge(1)] = 1  # pseudo-steps per round, over which the gradient is averaged
     gradient: Literal["jvp", "double_backward", "finite_diff"] = "jvp"  # how it is computed: equal, but for rounding
     quiz_norms: Literal["auto", "eval"] = "auto"  # BatchNorm on the quiz: by the batch, or by running statistics
     average: Literal["owners", "participants"] = "owners"  # divide a row by the clients that sent it, or by all
     scale_invariant: bool = False  # multiply the gradient by M, so that one server_lr fits both spaces
     mask_unlearned: bool = False  # no pull towards a vector that has never been updated
-    clip_norm: float | None = 100.0  # of a training step's gradient, unless train.clip_norm says another
-    server_clip_norm: float | None = 100.0  # of the gradient for all vectors together
+    clip_norm: Annotated[float, Gt(0)] | None = 100.0  # of a training step's gradient, unless train.clip_norm is set
+    server_clip_norm: Annotated[float, Gt(0)] | None = 100.0  # of the gradient for all vectors together
     allow_degenerate: bool = False  # accept weight 0, which is local training on the study set, and server_lr 0
 
     needs = Needs()
@@ -79,20 +75,14 @@ class FedL2G(Method):
         up="gradient of the quiz loss for the vectors of the classes in the study batches", down="guiding vectors"
     )
 
-    def __post_init__(self) -> None:
-        reject_zero(self, "weight", "server_lr")
-        for name in ("clip_norm", "server_clip_norm"):
-            if getattr(self, name) is not None and not getattr(self, name) > 0:
-                raise InputError(f"method.{name} is {getattr(self, name)}; expected a number above 0, or none")
-        for name, least in (("quiz", 1), ("study_batches", 1), ("warmup", 0), ("weight", 0), ("server_lr", 0)):
-            given = getattr(self, name)
-            if given is not None and given < least:
-                raise InputError(f"method.{name} is {given}; expected {least} or more")
+    def width(self, profile: Profile) -> int:
+        """Return M, the number of entries of a guiding vector."""
+        return profile.classes if self.space == "logit" else profile.features
 
     def init(self, server: Server) -> None:
         if self.space == "feature":
             check("FedL2G with space: feature", Needs(same_features=True), server.roster, [("space: logit", Needs())])
-        shape = (server.classes, _width(self, server.roster[0]))
+        shape = (server.classes, self.width(server.roster[0]))
         drawn = torch.randn(shape, generator=server.stream("guiding vectors"))  # V ~ N(0, 1)
         server.state["start"] = server.state["vectors"] = torch.zeros(shape) if self.guidance == "zero" else drawn
         server.state["updates"] = torch.zeros(server.classes)  # how often a vector was updated
@@ -131,7 +121,12 @@ class FedL2G(Method):
             pi *= (self.server_clip_norm / pi.norm().clamp(min=1e-12)).clamp(max=1)
         return pi, senders
 
-    @step(down={"vectors": TensorField(("classes", _width)), "learned": TensorField(("classes",), optional=True)})
+    @step(
+        down={
+            "vectors": TensorField(("classes", FromMethod("width"))),
+            "learned": TensorField(("classes",), optional=True),
+        }
+    )
     def train(self, client: Client, msg: Payload) -> None:
         vectors = msg.tensor("vectors")
         study, _ = self.share(client)
@@ -152,8 +147,11 @@ class FedL2G(Method):
             client.fit(clip_norm=clip)  # its only sample would be the quiz
 
     @step(
-        down={"vectors": TensorField(("classes", _width)), "learned": TensorField(("classes",), optional=True)},
-        up={"gradient": TableField(_width)},
+        down={
+            "vectors": TensorField(("classes", FromMethod("width"))),
+            "learned": TensorField(("classes",), optional=True),
+        },
+        up={"gradient": TableField(FromMethod("width"))},
     )
     def quiz_feedback(self, client: Client, msg: Payload) -> Reply:
         vectors = msg.tensor("vectors")

@@ -9,9 +9,11 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -20,10 +22,9 @@ from polyfed.core.averaging import WeightedMean
 from polyfed.core.class_rows import Rows
 from polyfed.core.class_tables import mean_over_clients
 from polyfed.core.client import copy_into, weights_of
-from polyfed.core.method import reject_zero
+from polyfed.core.options import Degenerate
 from polyfed.core.profile import Layout, Profile, layout
-from polyfed.core.schema import TableField, TreeField
-from polyfed.errors import InputError
+from polyfed.core.schema import FromMethod, TableField, TreeField
 from polyfed.methods.fedlatent.class_gaussians import describe_classes, pool_classes, row_width, sample_class
 from polyfed.models.decoders import transposed_decoder
 from polyfed.training import fit
@@ -38,14 +39,10 @@ def _decoder_layout(features: int, image: tuple[int, ...]) -> Layout:
         return layout(transposed_decoder(features, image, norm="group"))
 
 
-def _row_width(method: object, profile: Profile) -> int:
-    return row_width(profile.features, method.rank if isinstance(method, FedLatent) else 0)
-
-
 DECODER = TreeField(layout=lambda method, profile: _decoder_layout(profile.features, profile.image))
 # The model is in evaluation mode when features are described, so a sample enters the row of its class alone.
 MEANS = TableField("features", counts=True, by_sample=True)
-STATISTICS = TableField(_row_width, counts=True, by_sample=True)
+STATISTICS = TableField(FromMethod("row_width"), counts=True, by_sample=True)
 
 
 @register("fedlatent")
@@ -70,12 +67,16 @@ class FedLatent(Method):
     normalisation, which leaves no running statistics to average; real images take part in fine-tuning.
     """
 
-    reconstruction: float = 20.0  # weight of the mean squared error of reconstructed images
-    alignment: float = 0.3  # weight of the squared distance of features to their global class mean
-    noise: float = 0.3  # standard deviation of the noise added to features before they are decoded
-    rank: int = 8  # principal directions of features that are sent per class; 0 sends variances only
-    samples_per_class: int = 1000  # synthetic images of every class in fine-tuning, each used once
-    real_ratio: float = 1.0  # real images per synthetic image in fine-tuning
+    reconstruction: Annotated[float, Ge(0)] = 20.0  # weight of the mean squared error of reconstructed images
+    alignment: Annotated[float, Ge(0)] = 0.3  # weight of the squared distance of features to their global class mean
+    noise: Annotated[float, Ge(0)] = 0.3  # standard deviation of the noise added to features before they are decoded
+    rank: Annotated[int, Ge(0)] = (
+        8  # principal directions of features that are sent per class; 0 sends variances only
+    )
+    samples_per_class: Annotated[int, Ge(0), Degenerate(0)] = (
+        1000  # synthetic images of every class in fine-tuning, each used once
+    )
+    real_ratio: Annotated[float, Ge(0)] = 1.0  # real images per synthetic image in fine-tuning
     finetune_lr: float = 0.001  # learning rate of fine-tuning (Adam)
     decoder_lr: float = 0.003  # learning rate of the decoder (Adam)
     min_class_count: int = 5  # classes with fewer samples are left out of what a client sends
@@ -88,11 +89,9 @@ class FedLatent(Method):
         down="the same over all clients",
     )
 
-    def __post_init__(self) -> None:
-        reject_zero(self, "samples_per_class")
-        for name in ("reconstruction", "alignment", "noise", "rank", "samples_per_class", "real_ratio"):
-            if not getattr(self, name) >= 0:
-                raise InputError(f"method.{name} is {getattr(self, name)}; a number of 0 or more is needed")
+    def row_width(self, profile: Profile) -> int:
+        """Return the number of entries that describe one class."""
+        return row_width(profile.features, self.rank)
 
     def init(self, server: Server) -> None:
         server.state["means"] = ClassTable.empty(server.features).without_counts()
@@ -150,7 +149,7 @@ class FedLatent(Method):
             features = torch.cat([client.model.features(x) for x, _ in client.clean_pass()])
         return {"statistics": describe_classes(features, client.train.labels, self.rank, self.min_class_count)}
 
-    @step(down={"statistics": TableField(_row_width), "decoder": DECODER})
+    @step(down={"statistics": TableField(FromMethod("row_width")), "decoder": DECODER})
     def fine_tune(self, client: Client, msg: Payload) -> None:
         """Train the whole model on synthetic images of all described classes and on real images."""
         if self.keep_untuned:

@@ -6,29 +6,17 @@ Wang, Zhao, Lyu, You, Huai, Ma; ICML 2024, Algorithm 1.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Gt, Interval
 from torch import Tensor, nn
 
-from polyfed.core import (
-    Client,
-    Cohort,
-    Method,
-    Needs,
-    Payload,
-    Reply,
-    ScalarField,
-    Sends,
-    Server,
-    TreeField,
-    register,
-    step,
-)
+from polyfed.core import Client, Cohort, Method, Needs, Payload, Reply, Sends, Server, register, step
 from polyfed.core.averaging import WeightedMean
 from polyfed.core.client import weights_of
-from polyfed.errors import InputError
+from polyfed.core.schema import ScalarField, TreeField
 from polyfed.methods.fedtype.conformal import Conformal, calibrated, consensus, ranking_loss
 from polyfed.training import Fit, Loss, Samples
 from polyfed.training.losses import kl_divergence
@@ -51,13 +39,13 @@ class FedType(Method):
     """
 
     auxiliary: str | None = None  # architecture of the proxy; none: that of the smallest client model
-    coverage: float = 0.9  # share of samples whose set shall hold the right label
+    coverage: Annotated[float, Interval(gt=0, lt=1)] = 0.9  # share of samples whose set shall hold the right label
     free_ranks: int = 5  # k_reg, labels that a set may hold without penalty; at most one fewer than there are
     proxy_penalty: float = 0.5  # lambda_0, on every further label in a set of the proxy; grows when accuracy falls
     private_penalty: float = 1.0  # the same for sets of the private model
     margin: float = 0.0  # by which the ranking loss wants labels in the proxy's set above the others
-    temperature: float = 1.0  # T of the divergence, which is multiplied by T^2
-    calibration_fraction: float = 0.1  # of a client's training samples, held out to calibrate sets
+    temperature: Annotated[float, Gt(0)] = 1.0  # T of the divergence, which is multiplied by T^2
+    calibration_fraction: Annotated[float, Interval(gt=0, lt=1)] = 0.1  # share of a client's training samples
     calibration_minimum: int = 20  # with fewer held-out samples than this, the training samples calibrate
     kl_reduction: Literal["batchmean", "mean"] = "batchmean"  # mean: the divided divergence of the released code
     ranking_without_effect: bool = False  # a fault of the released code: nothing comes back to the private model
@@ -67,16 +55,6 @@ class FedType(Method):
         up="all weights of the shared small model",
         down="all weights of the shared small model, and the name of its architecture",
     )
-
-    def __post_init__(self) -> None:
-        if not 0 < self.coverage < 1:
-            raise InputError(f"method.coverage is {self.coverage}; a share between 0 and 1 is needed")
-        if not 0 < self.calibration_fraction < 1:
-            raise InputError(
-                f"method.calibration_fraction is {self.calibration_fraction}; a share between 0 and 1 is needed"
-            )
-        if not self.temperature > 0:
-            raise InputError(f"method.temperature is {self.temperature}; a number above 0 is needed")
 
     def init(self, server: Server) -> None:
         server.state["proxy"] = weights_of(server.build(self.auxiliary or server.smallest.spec))

@@ -10,10 +10,11 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -21,10 +22,9 @@ from polyfed.core import ClassTable, Client, Cohort, Method, Needs, Payload, Rep
 from polyfed.core.averaging import WeightedMean
 from polyfed.core.class_tables import mean_over_clients
 from polyfed.core.client import copy_into, weights_of
-from polyfed.core.method import reject_zero
+from polyfed.core.options import Degenerate
 from polyfed.core.profile import Layout, Profile, layout
-from polyfed.core.schema import TableField, TensorField, TreeField
-from polyfed.errors import InputError
+from polyfed.core.schema import FromMethod, TableField, TensorField, TreeField
 from polyfed.methods.fedvtc.recompute import recomputed
 from polyfed.methods.fedvtc.synthetic_samples import Generated, fine_tune, generated
 from polyfed.methods.fedvtc.variational import Bound, Deviation, reparameterised
@@ -36,11 +36,6 @@ from polyfed.training.multi_module import frozen
 SHOWN = 8  # images of every class that are kept for a figure
 
 
-def _layout(method: object, profile: Profile) -> Layout:
-    size, norm = (method.decoder, method.decoder_norm) if isinstance(method, FedVTC) else ("auto", "batch")
-    return _decoder_layout(profile.features, profile.image, size, norm)
-
-
 @cache
 def _decoder_layout(features: int, image: tuple[int, ...], size: str, norm: str) -> Layout:
     with torch.device("meta"):
@@ -48,8 +43,8 @@ def _decoder_layout(features: int, image: tuple[int, ...], size: str, norm: str)
 
 
 STATISTICS = {"prototypes": TableField("features", by_sample=True), "deviation": TensorField(("features",))}
-DECODER = {"decoder": TreeField(layout=_layout)}
-PERHAPS = {"decoder": TreeField(layout=_layout, optional=True)}
+DECODER = {"decoder": TreeField(layout=FromMethod("decoder_layout"))}
+PERHAPS = {"decoder": TreeField(layout=FromMethod("decoder_layout"), optional=True)}
 
 
 @register("fedvtc")
@@ -67,14 +62,14 @@ class FedVTC(Method):
     in 70 steps of SGD 0.01 no decoder learns to make digits, and fine-tuning on what it makes does harm.
     """
 
-    matching: float = 0.1  # lambda, weight of the loss that decoded latents shall be encoded near their prototype
+    matching: Annotated[float, Ge(0)] = 0.1  # lambda, weight of the loss between re-encoded and drawn latents
     vtc: Literal["once", "regular"] = "once"  # decoders are averaged after the last round, or in every round
-    samples_per_class: int = 500  # S, synthetic samples of every class
-    finetune_epochs: int = 5  # passes over the synthetic samples after the last round
+    samples_per_class: Annotated[int, Ge(0), Degenerate(0)] = 500  # S, synthetic samples of every class
+    finetune_epochs: Annotated[int, Ge(0), Degenerate(0)] = 5  # epochs on synthetic samples after the last round
     finetune_lr: float | None = None  # learning rate of fine-tuning; none: that of training
     finetune_full_batch: bool = False  # a pass is one step on all synthetic samples at once
     finetune_norms: Literal["trained", "frozen"] = "trained"  # whether BatchNorm statistics follow synthetic images
-    real_share: float = 0.0  # real samples of the client beside every synthetic one when fine-tuning
+    real_share: Annotated[float, Ge(0)] = 0.0  # real samples per synthetic sample during fine-tuning
     same_images: bool = False  # all clients make the same synthetic images; else each its own
     decoder: Literal["auto", "small", "medium", "large"] = "auto"  # its channels; auto: by the size of the images
     decoder_norm: Literal["batch", "group"] = "batch"  # norms of the decoder
@@ -96,11 +91,8 @@ class FedVTC(Method):
         down="the same over all clients: features of the client's classes in each round, those of all classes once",
     )
 
-    def __post_init__(self) -> None:
-        reject_zero(self, "samples_per_class", "finetune_epochs")
-        for name in ("matching", "real_share", "samples_per_class", "finetune_epochs"):
-            if not getattr(self, name) >= 0:
-                raise InputError(f"method.{name} is {getattr(self, name)}; a number of 0 or more is needed")
+    def decoder_layout(self, profile: Profile) -> Layout:
+        return _decoder_layout(profile.features, profile.image, self.decoder, self.decoder_norm)
 
     def init(self, server: Server) -> None:
         server.state["prototypes"] = ClassTable.empty(server.features).without_counts()  # absent: 0, never updated

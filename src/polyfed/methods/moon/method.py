@@ -7,28 +7,18 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge, Gt
 from torch import Tensor, nn
 
-from polyfed.core import (
-    Client,
-    Cohort,
-    Payload,
-    Reply,
-    ScalarField,
-    Sends,
-    Server,
-    TreeField,
-    WeightsField,
-    register,
-    step,
-)
+from polyfed.core import Client, Cohort, Payload, Reply, Sends, Server, register, step
 from polyfed.core.client import copy_into, weights_of
-from polyfed.core.method import reject_zero
 from polyfed.core.one_model import UpdateAggregator, apply_update, weights_for_clients
-from polyfed.errors import InputError
+from polyfed.core.options import Degenerate
+from polyfed.core.schema import ScalarField, TreeField, WeightsField
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.moon.projection_head import ProjectionHeads
 from polyfed.models.slicing import OwnerMean
@@ -46,25 +36,16 @@ class Moon(FedAvg):
     all clients. A client's first round has no last model, and no contrastive term.
     """
 
-    mu: float = 1.0  # weight of the contrastive term
-    temperature: float = 0.5  # of the similarities
+    mu: Annotated[float, Ge(0), Degenerate(0)] = 1.0  # weight of the contrastive term
+    temperature: Annotated[float, Gt(0)] = 0.5  # of the similarities
     projection: bool = True  # compare features through a projection, as in the paper, or as they are
-    projection_width: int = 256  # outputs of both layers of the projection
+    projection_width: Annotated[int, Ge(1)] = 256  # outputs of both layers of the projection
     allow_degenerate: bool = False  # accept mu 0, which is FedAvg
 
     sends = Sends(
         up="all weights of the model and of the projection, and the number of samples",
         down="all weights of the model and of the projection",
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        reject_zero(self, "mu")
-        if self.mu < 0 or not self.temperature > 0 or self.projection_width < 1:
-            raise InputError(
-                f"method.mu is {self.mu}, temperature {self.temperature}, projection_width {self.projection_width}; "
-                "mu may not be negative, and the others must be above 0"
-            )
 
     def init(self, server: Server) -> None:
         super().init(server)

@@ -1,0 +1,81 @@
+"""Bounds of the options of methods and server filters.
+
+An option states its bounds in its type, as in `mu: Annotated[float, Ge(0)] = 0.1`, with the bounds of the package
+`annotated_types`. The catalogue lists them, and every method and filter is checked against them when it is created.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+
+from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt
+
+from polyfed.errors import InputError
+
+COMPARISONS = {
+    "ge": (operator.ge, "of at least"),
+    "gt": (operator.gt, "above"),
+    "le": (operator.le, "at most"),
+    "lt": (operator.lt, "below"),
+}
+
+
+@dataclass(frozen=True)
+class Degenerate:
+    """A value that switches the idea of a method off. The method accepts it only with `allow_degenerate: true`."""
+
+    value: float
+
+
+class Bound(NamedTuple):
+    """One bound of an option: `ge`, `gt`, `le`, `lt` or `degenerate`, and its number."""
+
+    kind: str
+    number: float
+
+
+def check_options(instance: Any, section: str) -> None:
+    """Raise InputError if an option is out of bounds; `section` is the config section of the method or filter."""
+    for name, bounds in option_bounds(type(instance)).items():
+        given = getattr(instance, name)
+        for value in given if isinstance(given, list | tuple) else (given,):
+            if isinstance(value, int | float):
+                _check(instance, f"{section}.{name}", value, bounds)
+
+
+def option_bounds(owner: type[Any]) -> Mapping[str, tuple[Bound, ...]]:
+    """Return the bounds of every option of a class that has some."""
+    hints = get_type_hints(owner, include_extras=True)
+    bounds = {field.name: tuple(_bounds_in(hints[field.name])) for field in dataclasses.fields(owner)}
+    return {name: stated for name, stated in bounds.items() if stated}
+
+
+def _bounds_in(hint: Any) -> Iterator[Bound]:
+    """Yield the bounds in a type: its own, and those of the members of a union or of the items of a list."""
+    if get_origin(hint) is not Annotated:
+        for part in get_args(hint):
+            yield from _bounds_in(part)
+        return
+    for mark in hint.__metadata__:
+        for bound in mark if isinstance(mark, GroupedMetadata) else (mark,):
+            if isinstance(bound, Degenerate):
+                yield Bound("degenerate", bound.value)
+            elif isinstance(bound, Ge | Gt | Le | Lt):
+                kind = type(bound).__name__.lower()
+                yield Bound(kind, getattr(bound, kind))
+
+
+def _check(instance: Any, key: str, value: float, bounds: tuple[Bound, ...]) -> None:
+    limits = [bound for bound in bounds if bound.kind in COMPARISONS]
+    if not all(COMPARISONS[kind][0](value, number) for kind, number in limits):  # NaN fails every comparison
+        allowed = " and ".join(f"{COMPARISONS[kind][1]} {number:g}" for kind, number in limits)
+        raise InputError(f"{key} is {value}; expected a number {allowed}")
+    if Bound("degenerate", value) in bounds and not getattr(instance, "allow_degenerate", False):
+        raise InputError(
+            f"{key} is {value:g}, which switches {type(instance).__name__} off; use another value, or set "
+            "method.allow_degenerate: true"
+        )
