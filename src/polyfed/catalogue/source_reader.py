@@ -123,7 +123,8 @@ class _Source:
             ):
                 bounds = _Bounds()
                 plain = ast.unparse(bounds.visit(copy.deepcopy(item.annotation)))
-                help_text = self.comments.get(item.lineno, "")
+                lines = range(item.lineno, (item.end_lineno or item.lineno) + 1)
+                help_text = next((self.comments[line] for line in lines if line in self.comments), "")
                 options[item.target.id] = Option(
                     item.target.id, plain, _literal(item.value), help_text, bounds.stated
                 )

@@ -70,12 +70,8 @@ class FedLatent(Method):
     reconstruction: Annotated[float, Ge(0)] = 20.0  # weight of the mean squared error of reconstructed images
     alignment: Annotated[float, Ge(0)] = 0.3  # weight of the squared distance of features to their global class mean
     noise: Annotated[float, Ge(0)] = 0.3  # standard deviation of the noise added to features before they are decoded
-    rank: Annotated[int, Ge(0)] = (
-        8  # principal directions of features that are sent per class; 0 sends variances only
-    )
-    samples_per_class: Annotated[int, Ge(0), Degenerate(0)] = (
-        1000  # synthetic images of every class in fine-tuning, each used once
-    )
+    rank: Annotated[int, Ge(0)] = 8  # principal directions of features sent per class; 0 sends variances only
+    samples_per_class: Annotated[int, Ge(0), Degenerate(0)] = 1000  # synthetic images per class, each used once
     real_ratio: Annotated[float, Ge(0)] = 1.0  # real images per synthetic image in fine-tuning
     finetune_lr: float = 0.001  # learning rate of fine-tuning (Adam)
     decoder_lr: float = 0.003  # learning rate of the decoder (Adam)
