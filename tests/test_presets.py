@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from polyfed.config import parse
-from polyfed.config.sources import find
+from polyfed.config.sources import read_source
 from polyfed.data.catalogue import KNOWN
 from polyfed.federation.model_assignment import assign_models
 from polyfed.models.decoders import transposed_decoder
@@ -25,7 +25,7 @@ DECODING = {
 
 @pytest.mark.parametrize(("preset", "side"), DECODING.items())
 def test_decoders_and_models_fit_the_images(preset: str, side: int) -> None:
-    config = parse(find(preset))
+    config = parse(read_source(preset))
     shape, classes = KNOWN[config.data.dataset].shape, KNOWN[config.data.dataset].classes
     assert shape[1:] == (side, side)
     features = math.prod(config.models.feature_map or ())

@@ -40,18 +40,18 @@ def run(
         raise InputError(
             "polyfed.run was called while a worker imported this file; put the call under if __name__ == '__main__':"
         )
-    raw = sources.copied(source) if isinstance(source, Mapping) else sources.find(source)
+    raw = sources.unshared_copy(source) if isinstance(source, Mapping) else sources.read_source(source)
     for key, value in overrides.items():
-        sources.put(raw, [key], value, key)
+        sources.set_key(raw, [key], value, key)
     if method is not None:
         raw["method"] = _method_entry(method)
         raw["imports"] = [*raw.get("imports", []), *_method_imports(method)]
     if isinstance(data, Dataset):
         # its folder in the cache, so that a resume finds it again
-        sources.put(raw, ["data", "dataset"], data.name, "data")
-        sources.put(raw, ["data", "root"], str(data.folder), "data")
+        sources.set_key(raw, ["data", "dataset"], data.name, "data")
+        sources.set_key(raw, ["data", "root"], str(data.folder), "data")
     elif data is not None:
-        sources.put(raw, ["data"], dict(data), "data")
+        sources.set_key(raw, ["data"], dict(data), "data")
     return run_config(
         parse(raw),
         out=Path(out) if out else None,

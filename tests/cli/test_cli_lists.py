@@ -61,13 +61,13 @@ def test_groups_datasets_and_presets(capsys: pytest.CaptureFixture[str]) -> None
 def test_every_preset_is_a_config_whose_method_and_models_exist() -> None:
     from polyfed import catalogue
     from polyfed.config import parse
-    from polyfed.config.sources import find, preset_names
+    from polyfed.config.sources import preset_names, read_source
     from polyfed.data.catalogue import KNOWN
     from polyfed.data.partition_settings import settings_of
     from polyfed.federation.model_assignment import assign_models
 
     for name in preset_names():
-        config = parse(find(name), name)
+        config = parse(read_source(name), name)
         assert catalogue.make(config.method).name == config.method["name"]
         assert len(assign_models(config)) == config.clients
         assert config.data.dataset in KNOWN and settings_of(config.data.partition)[0]

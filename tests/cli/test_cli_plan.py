@@ -1,4 +1,4 @@
-"""Overrides, and the grid of a sweep: values, names, shares of the machine."""
+"""Overrides of a config, and sweeps: axis values, folder names, allocation of cores."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyfed.cli.sweep import share_out
-from polyfed.config.sources import find, override
-from polyfed.config.sweep import folder_name, plan, seeds_of, split_values
+from polyfed.config.sources import apply_overrides, read_source
+from polyfed.config.sweep import folder_name, parse_seeds, plan_sweep, split_values
 from polyfed.errors import InputError
 
 
@@ -32,18 +32,18 @@ from polyfed.errors import InputError
         (["data.partition.scheme=iid"], "data", {"dataset": "digits", "partition": {"scheme": "iid"}}),
     ],
 )
-def test_choosing_another_method_or_scheme_lets_go_of_the_old_options(
+def test_selecting_another_method_or_scheme_drops_the_old_options(
     overrides: list[str], key: str, expected: Any
 ) -> None:
-    raw = override(find("quickstart"), ["method.guidance=3"])
-    assert override(raw, overrides)[key] == expected
-    assert raw["method"] == {"name": "fedproto", "guidance": 3}  # what was given is not changed
+    raw = apply_overrides(read_source("quickstart"), ["method.guidance=3"])
+    assert apply_overrides(raw, overrides)[key] == expected
+    assert raw["method"] == {"name": "fedproto", "guidance": 3}  # the input is not modified
 
 
-def test_options_may_come_before_what_chooses_them() -> None:
+def test_options_may_precede_their_selector() -> None:
     texts = ["data.partition.classes_per_client=3", "data.partition.scheme=pathological"]
     wanted = {"scheme": "pathological", "classes_per_client": 3}
-    assert override(find("quickstart"), texts)["data"]["partition"] == wanted
+    assert apply_overrides(read_source("quickstart"), texts)["data"]["partition"] == wanted
 
 
 @pytest.mark.parametrize(
@@ -61,20 +61,22 @@ def test_values_are_split_at_outer_commas(text: str, parts: list[str]) -> None:
 
 
 def test_the_grid_times_the_seeds(tmp_path: Path) -> None:
-    cells = plan(find("quickstart"), ["method=local,fedproto", "train.lr=0.1,0.2", "rounds=2"], [0, 7], tmp_path)
-    assert len(cells) == 8 and len({cell.name for cell in cells}) == 8
-    assert cells[0].name == "method=local,train.lr=0.1,rounds=2-seed0"
-    assert cells[0].folder == tmp_path / cells[0].name
-    assert {(c.config.method["name"], c.config.train.lr, c.config.seed) for c in cells} == {
+    runs = plan_sweep(
+        read_source("quickstart"), ["method=local,fedproto", "train.lr=0.1,0.2", "rounds=2"], [0, 7], tmp_path
+    )
+    assert len(runs) == 8 and len({run.name for run in runs}) == 8
+    assert runs[0].name == "method=local,train.lr=0.1,rounds=2-seed0"
+    assert runs[0].folder == tmp_path / runs[0].name
+    assert {(r.config.method["name"], r.config.train.lr, r.config.seed) for r in runs} == {
         (method, lr, seed) for method in ("local", "fedproto") for lr in (0.1, 0.2) for seed in (0, 7)
     }
-    assert all(cell.config.rounds == 2 and cell.config.run_name == cell.name for cell in cells)
+    assert all(run.config.rounds == 2 and run.config.run_name == run.name for run in runs)
 
 
 def test_seeds() -> None:
-    assert seeds_of("0, 2,2,1") == [0, 2, 1]
+    assert parse_seeds("0, 2,2,1") == [0, 2, 1]
     with pytest.raises(InputError, match=r"--seeds is '1\.\.3'"):
-        seeds_of("1..3")
+        parse_seeds("1..3")
 
 
 @settings(max_examples=50, deadline=None)
@@ -89,7 +91,7 @@ def test_folder_names_are_safe_and_distinct(first: list[str], second: list[str])
 
 
 @pytest.mark.parametrize(
-    ("engine", "cells", "jobs", "cores", "engines"),
+    ("engine", "runs", "jobs", "cores", "engines"),
     [
         ({}, 8, None, 4, (4, "serial", "auto")),
         ({}, 2, None, 8, (2, "pool", 4)),
@@ -103,15 +105,13 @@ def test_folder_names_are_safe_and_distinct(first: list[str], second: list[str])
 )
 def test_the_machine_is_shared_out(
     engine: dict[str, Any],
-    cells: int,
+    runs: int,
     jobs: int | None,
     cores: int,
     engines: tuple[int, str, int | str],
     tmp_path: Path,
 ) -> None:
-    if any(Path("/dev").glob("nvidia[0-9]*")):
-        pytest.skip("with GPUs a pool has a worker for each")
-    planned = plan({"engine": engine}, [], list(range(cells)), tmp_path)
+    planned = plan_sweep({"engine": engine}, [], list(range(runs)), tmp_path)
     shared, count = share_out(planned, jobs, cores)
     assert {(count, cell.config.engine.name, cell.config.engine.workers) for cell in shared} == {engines}
     assert [cell.config.hash() for cell in shared] == [cell.config.hash() for cell in planned]

@@ -88,10 +88,12 @@ def test_expected_bytes_bound_the_real_ones(method: str, capsys: pytest.CaptureF
     from polyfed.cli.check import shares_of
     from polyfed.cli.expected_traffic import expected
     from polyfed.config import parse
-    from polyfed.config.sources import find, override
+    from polyfed.config.sources import apply_overrides, read_source
     from polyfed.federation import simulation
 
-    raw = override(find("quickstart"), [*SERIAL, f"method={method}", "models.group=[tiny-mlp]", "train.epochs=0"])
+    raw = apply_overrides(
+        read_source("quickstart"), [*SERIAL, f"method={method}", "models.group=[tiny-mlp]", "train.epochs=0"]
+    )
     config = parse(raw)
     made = simulation.build_federation(config)
     held = [len(share.classes) for share in shares_of(made)]

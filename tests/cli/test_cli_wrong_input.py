@@ -58,7 +58,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["data.partition.scheme=dirichle"], "did you mean 'dirichlet'?"),
         (["data.partition.scheme=pathological", "data.partition.classes_per_client=11"], "11"),
         (["data.partition.alpha=0.01", "clients=300"], "client"),
-        (["participation=0.01"], "participation 0.01 of 20 clients selects nobody; use at least 0.05"),
+        (["participation=0.01"], "participation 0.01 of 20 clients selects no client; use at least 0.05"),
         (["participation=0"], "participation is 0: expected greater than 0"),
         (["imports=[nosuch.py]"], "imports: there is no file"),
         (["data.dataset=mnist", "data.root=nowhere"], "there is no such folder"),
@@ -128,10 +128,10 @@ def test_a_partition_file_that_does_not_fit(capsys: pytest.CaptureFixture[str]) 
 
 def test_a_run_folder_with_another_config(capsys: pytest.CaptureFixture[str]) -> None:
     from polyfed.config import parse
-    from polyfed.config.sources import find
+    from polyfed.config.sources import read_source
 
     Path("there").mkdir()
-    Path("there", "config.yaml").write_text(yaml.safe_dump(parse(find("quickstart")).to_dict()))
+    Path("there", "config.yaml").write_text(yaml.safe_dump(parse(read_source("quickstart")).to_dict()))
     sentence = refused(["run", "quickstart", SERIAL, "rounds=3", "--out", "there", "--quiet"], capsys)
     assert "the run folder there exists with another config" in sentence
     Path("other").mkdir()
@@ -152,8 +152,8 @@ def test_resume_of_what_is_not_a_run(capsys: pytest.CaptureFixture[str]) -> None
         (["list", "method"], "there is no list of 'method'; did you mean 'methods'?"),
         (["sweep", "quickstart", "--jobs", "two"], "'two' is not a valid"),
         (["sweep", "quickstart", "--jobs", "0"], "--jobs is 0; expected 1 or more"),
-        (["sweep", "quickstart", "--seeds", "0,-1"], "--seeds is '0,-1'; expected whole numbers"),
-        (["sweep", "quickstart", "seed=0,1"], "'seed' cannot be an axis of a sweep; seeds are given with --seeds"),
+        (["sweep", "quickstart", "--seeds", "0,-1"], "--seeds is '0,-1'; expected comma-separated integers"),
+        (["sweep", "quickstart", "seed=0,1"], "'seed' cannot be an axis of a sweep; give seeds with --seeds"),
         (["sweep", "quickstart", "method=local,"], "'method=local,' has an empty value"),
         (["sweep", "quickstart", "rounds=1", "rounds=2"], "'rounds' is given 2 times"),
         (["sweep", "quickstart", "rounds=1,none"], "rounds=none: rounds is 'none'"),

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyfed.config import parse
-from polyfed.config.sources import override
+from polyfed.config.sources import apply_overrides
 from polyfed.errors import InputError
 from polyfed.filters.inco import InCo
 from polyfed.filters.pairing import Pairs, pairs
@@ -157,7 +157,7 @@ def test_wrong_fields_are_refused_with_the_right_ones(given_: dict[str, Any], sa
 
 
 def test_the_word_off_is_what_yaml_makes_of_it() -> None:
-    raw = override({"method": "fedavg"}, ["server_filter={name: inco, rule: off}"])
+    raw = apply_overrides({"method": "fedavg"}, ["server_filter={name: inco, rule: off}"])
     assert raw["server_filter"]["rule"] is False
     chosen = parse(raw).server_filter
     assert isinstance(chosen, dict) and chosen["rule"] == "off"

@@ -95,7 +95,7 @@ def test_refused_before_the_first_round(method: str, field: str, asked: dict[str
         ({"clip": 1.0, "epsilon": 1.0, "delta": 1.0}, r"privacy.prototypes.delta is 1.0"),
         ({"clip": 1.0, "epsilom": 1.0}, r"unknown key 'epsilom' in 'privacy.prototypes'; did you mean 'epsilon'"),
         ({"epsilon": 2.0, "sensitivity": "measured"}, "needs epsilon of at most 1"),
-        ({"clip": 1.0, "noise": 1.0, "per_release": True}, "per_release is about epsilon"),
+        ({"clip": 1.0, "noise": 1.0, "per_release": True}, "per_release applies to epsilon"),
     ],
 )
 def test_refused_when_a_config_is_read(asked: dict[str, Any], said: str) -> None:

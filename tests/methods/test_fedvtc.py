@@ -581,7 +581,7 @@ def test_wrong_fields_are_refused(fields: dict[str, Any], said: str) -> None:
 
 @pytest.mark.parametrize("preset", ["fedvtc-digits", "fedvtc-fashion-mnist"])
 def test_presets_have_features_that_the_decoder_takes(preset: str) -> None:
-    config = parse(sources.find(preset))
+    config = parse(sources.read_source(preset))
     assert isinstance(catalogue.make(config.method), FedVTC)
     shape = IMAGE if "digits" in preset else (1, 28, 28)
     assert config.models.feature_map is not None

@@ -34,10 +34,10 @@ def check(config: CONFIG, overrides: OVERRIDES = None) -> None:
     """Check an experiment without running it: clients, models, data, and what will leave each client."""
     from polyfed.cli.expected_traffic import expected
     from polyfed.config import parse
-    from polyfed.config.sources import find, override
+    from polyfed.config.sources import apply_overrides, read_source
     from polyfed.federation import simulation
 
-    chosen = parse(override(find(config), overrides or []), config)
+    chosen = parse(apply_overrides(read_source(config), overrides or []), config)
     made = simulation.build_federation(chosen)
     profiles = made.profiles()
     made.check(profiles)

@@ -36,9 +36,9 @@ def run(
     """Run an experiment. A run that was stopped goes on from its checkpoint; a finished one is shown."""
     from polyfed import api
     from polyfed.config import parse
-    from polyfed.config.sources import find, override
+    from polyfed.config.sources import apply_overrides, read_source
 
-    chosen = parse(override(find(config), overrides or []), config)
+    chosen = parse(apply_overrides(read_source(config), overrides or []), config)
     folder = api.folder_of(chosen, out)
     _go(chosen, folder, json, quiet)
 

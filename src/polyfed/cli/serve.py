@@ -34,7 +34,7 @@ def serve(
 ) -> None:
     """Coordinate a federation of sites that joined, and run an experiment over them."""
     from polyfed.config import parse
-    from polyfed.config.sources import find, override
+    from polyfed.config.sources import apply_overrides, read_source
     from polyfed.deploy.processes import require_flower
 
     require_flower()
@@ -43,7 +43,7 @@ def serve(
     from polyfed.deploy.site_registry import Registry
     from polyfed.runs.folder import RunFolder
 
-    chosen = parse(override(find(config), overrides or []), config)
+    chosen = parse(apply_overrides(read_source(config), overrides or []), config)
     if not insecure:
         chosen = with_sites(chosen, list(Registry(home).sites()), RunFolder(api.folder_of(chosen, out)), home)
     chosen = chosen.model_copy(update={"engine": chosen.engine.model_copy(update={"name": "flower"})})
@@ -110,10 +110,10 @@ def export_app(
 ) -> None:
     """Write an ordinary Flower app of an experiment, for those who run Flower already: flwr run DIR."""
     from polyfed.config import parse
-    from polyfed.config.sources import find, override
+    from polyfed.config.sources import apply_overrides, read_source
     from polyfed.deploy.export import write_app
 
-    for sentence in write_app(parse(override(find(config), overrides or []), config), folder):
+    for sentence in write_app(parse(apply_overrides(read_source(config), overrides or []), config), folder):
         put(sentence)
 
 

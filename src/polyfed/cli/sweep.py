@@ -13,7 +13,7 @@ from polyfed.errors import InputError, PolyfedError
 from polyfed.machine import available_cores
 
 if TYPE_CHECKING:
-    from polyfed.config.sweep import Cell
+    from polyfed.config.sweep import SweepRun
 
 
 class SweepStoppedError(PolyfedError):
@@ -41,15 +41,15 @@ def sweep(
 ) -> None:
     """Run a grid of settings times seeds. What is done is skipped, so a sweep can be stopped and started."""
     from polyfed import api
-    from polyfed.config.sources import find
-    from polyfed.config.sweep import plan, seeds_of
+    from polyfed.config.sources import read_source
+    from polyfed.config.sweep import parse_seeds, plan_sweep
 
     if jobs is not None and jobs < 1:
         raise InputError(f"--jobs is {jobs}; expected 1 or more")
-    raw = find(config)
-    chosen = seeds_of(seeds) if seeds is not None else [raw.get("seed", 0)]
+    raw = read_source(config)
+    chosen = parse_seeds(seeds) if seeds is not None else [raw.get("seed", 0)]
     where = out or Path("runs") / f"{Path(config).stem}-sweep"
-    cells = plan(raw, axes or [], chosen, where)
+    cells = plan_sweep(raw, axes or [], chosen, where)
     todo = [cell for cell in cells if api.open_folder(cell.folder, cell.config).result() is None]
     if len(todo) < len(cells):
         say(f"{len(cells) - len(todo)} of {len(cells)} runs are finished already")
@@ -65,7 +65,7 @@ def sweep(
         raise typer.Exit(1)
 
 
-def _work(cells: list[Cell], jobs: int | None, quiet: bool) -> tuple[dict[str, str], dict[str, str]]:
+def _work(cells: list[SweepRun], jobs: int | None, quiet: bool) -> tuple[dict[str, str], dict[str, str]]:
     from polyfed.cli.progress import Board
     from polyfed.cli.sweep_workers import Crew
 
@@ -76,7 +76,7 @@ def _work(cells: list[Cell], jobs: int | None, quiet: bool) -> tuple[dict[str, s
     return outcomes.failed, outcomes.stopped
 
 
-def share_out(cells: list[Cell], jobs: int | None, cores: int | None = None) -> tuple[list[Cell], int]:
+def share_out(cells: list[SweepRun], jobs: int | None, cores: int | None = None) -> tuple[list[SweepRun], int]:
     """The cells with engines that together use the machine once, and how many run at a time.
 
     A run in one process has no start-up of a pool and never waits for its slowest client, so many runs at a time
@@ -106,7 +106,7 @@ def share_out(cells: list[Cell], jobs: int | None, cores: int | None = None) -> 
     return shared, count
 
 
-def _put_comparison(cells: list[Cell], raw: Any, axes: list[str]) -> None:
+def _put_comparison(cells: list[SweepRun], raw: Any, axes: list[str]) -> None:
     from polyfed.cli.compare import put_comparison
     from polyfed.comparison import compare
     from polyfed.config.sweep import split_values

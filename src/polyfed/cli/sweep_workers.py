@@ -21,8 +21,8 @@ from types import FrameType
 from typing import Any, TextIO
 
 from polyfed.cli.progress import Board, Glance, Line, brief, until
-from polyfed.config import Config, parse
-from polyfed.config.sweep import Cell
+from polyfed.config import Config
+from polyfed.config.sweep import SweepRun
 from polyfed.errors import PolyfedError
 from polyfed.runs.records import RoundRecord
 
@@ -40,7 +40,7 @@ class Outcomes:
 class Crew:
     """Processes that work through a queue of cells."""
 
-    def __init__(self, cells: Sequence[Cell], jobs: int, board: Board) -> None:
+    def __init__(self, cells: Sequence[SweepRun], jobs: int, board: Board) -> None:
         self._queue = deque(cells)
         self._jobs = min(jobs, len(cells))
         self._board = board
@@ -78,7 +78,7 @@ class Crew:
                 _pipe(last.stdin).close()  # it ends when there is nothing more to read
             last.wait()
 
-    def _run_cell(self, child: subprocess.Popen[str], cell: Cell, line: Line) -> None:
+    def _run_cell(self, child: subprocess.Popen[str], cell: SweepRun, line: Line) -> None:
         try:
             order = {"config": cell.config.to_dict(), "out": str(cell.folder), "path": sys.path}
             _pipe(child.stdin).write(json.dumps(order) + "\n")
@@ -102,7 +102,7 @@ class Crew:
         code = child.wait()
         return self._ended(cell, STOPPED if self._stops else 1, f"its process ended with exit code {code}", line)
 
-    def _ended(self, cell: Cell, code: int, message: str, line: Line) -> None:
+    def _ended(self, cell: SweepRun, code: int, message: str, line: Line) -> None:
         # a run that had not begun was just stopped, however its process ended
         stopped = code == STOPPED or (self._stops > 0 and line.rounds == 0)
         (self.outcomes.stopped if stopped else self.outcomes.failed)[cell.name] = message
@@ -186,7 +186,7 @@ def serve() -> None:
         for text in sys.stdin:
             order = json.loads(text)
             sys.path[:] = order["path"]
-            _serve_one(parse(order["config"]), Path(order["out"]), channel)
+            _serve_one(Config.from_dict(order["config"]), Path(order["out"]), channel)
     except (KeyboardInterrupt, BrokenPipeError):
         os._exit(STOPPED)  # nobody listens any more
 

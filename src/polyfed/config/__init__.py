@@ -1,16 +1,16 @@
-"""Configs: their keys, types and defaults (`settings`), their files and presets (`sources`), and grids (`sweep`).
+"""Configs: sections with their keys and defaults (`sections`), parsing (`config`), files, presets and overrides
+(`sources`), and grids of configs (`sweep`).
 
 Everything in this room works without torch, so that a wrong key is reported at once.
 """
 
-from polyfed.config.settings import (
-    Config,
+from polyfed.config.config import Config, parse
+from polyfed.config.sections import (
     DataConfig,
     EvaluateConfig,
     ModelsConfig,
     PrivacyConfig,
     TrainConfig,
-    parse,
     size_in_bytes,
 )
 

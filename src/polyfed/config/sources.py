@@ -1,4 +1,4 @@
-"""Configs as people write them: YAML files, presets by name, 'key=value' overrides. Meaning comes from config.py."""
+"""Raw configs as users write them: YAML files, presets by name, and 'key=value' overrides."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import yaml
 from polyfed.errors import InputError, nearest
 from polyfed.runs.config_text import read_yaml
 
+PRESETS = Path(__file__).parent.parent / "presets"
+
 
 def read_file(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file."""
+    """Read a YAML file that holds a mapping."""
     try:
         raw = read_yaml(path.read_text())
     except OSError as error:
@@ -26,52 +28,59 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def preset_names() -> list[str]:
-    return sorted(path.stem for path in (Path(__file__).parent.parent / "presets").glob("*.yaml"))
+    """Return the names of all presets, sorted."""
+    return sorted(path.stem for path in PRESETS.glob("*.yaml"))
 
 
-def find(source: str | Path) -> dict[str, Any]:
-    """The raw config in a file, or of a preset by its name."""
+def read_source(source: str | Path) -> dict[str, Any]:
+    """Read the raw config of a file, or of a preset by its name."""
     path = Path(source)
     if path.suffix in {".yaml", ".yml"} or path.exists():
         return read_file(path)
     name = str(source)
     if name in preset_names():
-        return read_file(Path(__file__).parent.parent / "presets" / f"{name}.yaml")
+        return read_file(PRESETS / f"{name}.yaml")
     raise InputError(f"there is no file and no preset called '{name}': {nearest(name, preset_names())}")
 
 
-def override(raw: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """Apply 'a.b=value' overrides; values are read as YAML. What chooses a method or a scheme comes first."""
-    result = copied(dict(raw))
-    wanted = []
+def apply_overrides(raw: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """Return a copy of a raw config with 'a.b=value' overrides applied. Values are parsed as YAML.
+
+    Overrides that choose a method, a filter or a partition scheme are applied before their options.
+    """
+    result = unshared_copy(dict(raw))
+    parsed = []
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise InputError(f"the override '{text}' is not of the form key=value, such as train.lr=0.05")
         try:
-            wanted.append((key.split("."), read_yaml(value), text))
+            parsed.append((key.split("."), read_yaml(value), text))
         except yaml.YAMLError:
             raise InputError(f"the value of the override '{text}' is not YAML") from None
-    for keys, parsed, text in sorted(wanted, key=lambda one: not _chooses(one[0])):
-        put(result, keys, parsed, text)
+    for keys, value, text in sorted(parsed, key=lambda override: not _is_selector(override[0])):
+        set_key(result, keys, value, text)
     return dict(result)
 
 
-# keys whose other entries are options of what one entry chooses
-_CHOICES = {("method",): "name", ("server_filter",): "name", ("data", "partition"): "scheme"}
+# Mappings in which one entry selects something, and the other entries are the options of what it selects.
+_SELECTORS = {("method",): "name", ("server_filter",): "name", ("data", "partition"): "scheme"}
 
 
-def _chooses(keys: list[str]) -> bool:
-    return tuple(keys) in _CHOICES or keys[-1] == _CHOICES.get(tuple(keys[:-1]))
+def _is_selector(keys: list[str]) -> bool:
+    return tuple(keys) in _SELECTORS or keys[-1] == _SELECTORS.get(tuple(keys[:-1]))
 
 
-def put(tree: dict[str, Any], keys: list[str], value: Any, text: str) -> None:
-    """Set one nested key. Choosing another method or partition scheme lets go of the options of the old one."""
-    if _chooses(keys) and tuple(keys) not in _CHOICES:
+def set_key(tree: dict[str, Any], keys: list[str], value: Any, text: str) -> None:
+    """Set a nested key in place. Selecting another method, filter or scheme drops the options of the old one.
+
+    `text` is the override as the user wrote it, for error messages.
+    """
+    if _is_selector(keys) and tuple(keys) not in _SELECTORS:
         keys, value = keys[:-1], {keys[-1]: value}
     elif keys in (["method"], ["server_filter"]) and isinstance(value, str):
         value = {"name": value}
-    choice = _CHOICES.get(tuple(keys))
+    selector = _SELECTORS.get(tuple(keys))
     for key in keys[:-1]:
         inner = tree.get(key)
         if isinstance(inner, str) and key in ("method", "server_filter"):
@@ -85,13 +94,13 @@ def put(tree: dict[str, Any], keys: list[str], value: Any, text: str) -> None:
     last = keys[-1]
     old = tree.get(last)
     if isinstance(old, dict) and isinstance(value, dict):
-        other = choice is not None and choice in value and value[choice] != old.get(choice)
-        value = value if other else {**old, **value}
+        selects_other = selector is not None and selector in value and value[selector] != old.get(selector)
+        value = value if selects_other else {**old, **value}
     tree[last] = value
 
 
-def copied(value: Any) -> Any:
-    """A copy in which nothing is shared, not even what YAML's anchors let two keys share."""
+def unshared_copy(value: Any) -> Any:
+    """Copy nested dicts and lists. Unlike `copy.deepcopy`, copy twice what a YAML anchor shares between two keys."""
     if isinstance(value, dict):
-        return {key: copied(item) for key, item in value.items()}
-    return [copied(item) for item in value] if isinstance(value, list) else value
+        return {key: unshared_copy(item) for key, item in value.items()}
+    return [unshared_copy(item) for item in value] if isinstance(value, list) else value

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from polyfed.config import parse, size_in_bytes
+from polyfed.config import Config, size_in_bytes
 from polyfed.core.engine import StateStore
 from polyfed.core.host import Host
 from polyfed.data import dataset as datasets
@@ -54,7 +54,7 @@ def _dataset_here(description: Mapping[str, Any]) -> Path:
     named = Path(description["dataset"])
     if datasets.is_cached(named):
         return named
-    data = parse(description["config"]).data
+    data = Config.from_dict(description["config"]).data
     node = platform.node()
     try:
         made = datasets.load(data.dataset, root=Path(data.root) if data.root else None).folder

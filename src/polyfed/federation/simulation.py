@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from polyfed import catalogue
-from polyfed.config import Config, parse, size_in_bytes
+from polyfed.config import Config, size_in_bytes
 from polyfed.core import rng
 from polyfed.core.client import Client
 from polyfed.core.host import Host
@@ -136,7 +136,7 @@ class SimulatedFederation(Plan):
     @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> SimulatedFederation:
         """Rebuild the federation of `describe_for_workers` in a worker."""
-        config = parse(description["config"])
+        config = Config.from_dict(description["config"])
         sys.path[:] = description["search"]
         import_user_modules(description["imports"])
         folder = Path(description["indices"])

@@ -1,0 +1,155 @@
+"""The sections of a config: every key with its type, its default and its bounds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+
+class Section(BaseModel):
+    """A group of keys. Unknown keys and wrong types are errors; values never change after validation."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True, allow_inf_nan=False)
+
+
+class DataConfig(Section):
+    """Dataset, data partition and test splits."""
+
+    dataset: str = "digits"
+    root: str | None = None
+    partition: dict[str, Any] = Field(default_factory=lambda: {"scheme": "dirichlet", "alpha": 0.1})
+    test_fraction: float = Field(0.25, ge=0, lt=1)
+    personal_test: Literal["held-out", "matched"] = "held-out"
+    shape: list[int] | None = Field(None, min_length=3, max_length=3)  # image shape, for dataset: sites
+    class_names: list[str] | None = Field(None, min_length=2)  # for dataset: sites
+    limit: int | None = Field(None, ge=1)
+    test_limit: int | None = Field(None, ge=1)
+
+    @field_validator("root")
+    @classmethod
+    def _absolute_root(cls, value: str | None) -> str | None:
+        return None if value is None else str(Path(value).expanduser().resolve())
+
+
+class ModelsConfig(Section):
+    """Architectures and their assignment to clients."""
+
+    group: str | list[str | dict[str, Any]] = "tiny4"
+    clients: list[str | dict[str, Any]] | None = None
+    assign: Literal["round-robin", "blocks", "random", "smallest", "largest"] = "round-robin"
+    feature_dim: int | None = Field(None, ge=1)
+    feature_map: list[int] | None = Field(None, min_length=3, max_length=3)  # channels, height, width
+    server: str | dict[str, Any] | None = None  # server model if clients hold sub-models; None: the largest model
+    shared_init: bool = False
+
+
+class TrainConfig(Section):
+    """Local training of the clients."""
+
+    epochs: int = Field(1, ge=0)
+    steps: int | None = Field(None, ge=1)
+    batch_size: int = Field(10, ge=1)
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    lr: float = Field(0.01, gt=0)
+    momentum: float = Field(0.0, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0)
+    clip_norm: float | None = Field(None, gt=0)
+
+
+class EvaluateConfig(Section):
+    """What is measured, and how often. The last round is always measured."""
+
+    every: int = Field(1, ge=1)
+    personal: bool = True
+    global_: bool = Field(True, alias="global")
+    cka: bool = False  # CKA similarity between participants' models, per stage
+    features: bool = False  # participants' features of some test samples, for t-SNE
+    histograms: bool = False  # histogram of the server model's update, per layer
+    record_uploads: list[int | str] = Field(default_factory=list)  # clients whose uploads are saved
+
+
+class EngineConfig(Section):
+    """Where clients run."""
+
+    name: Literal["serial", "pool", "ray", "flower"] = "pool"
+    workers: int | Literal["auto"] = "auto"
+    memory_budget: int | str = "2GB"  # client states in memory per worker; the rest is on disk
+    timeout: float | None = Field(None, gt=0)  # seconds for one call to one client
+    message_limit: int | str = "4GB"
+    address: str | None = None  # address of a Ray cluster; None: start one on this machine
+    cpus_per_worker: float = Field(1.0, gt=0)  # reserved by Ray for each worker
+    gpus_per_worker: float = Field(0.0, ge=0)
+
+    @field_validator("workers")
+    @classmethod
+    def _at_least_one_worker(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and value < 1:
+            raise ValueError("at least 1 worker is needed")
+        return value
+
+    @field_validator("memory_budget", "message_limit")
+    @classmethod
+    def _valid_size(cls, value: int | str) -> int | str:
+        if size_in_bytes(value) < 1:
+            raise ValueError("expected at least one byte")
+        return value
+
+
+class FailuresConfig(Section):
+    """How a run handles clients that do not reply."""
+
+    min_replies: int = Field(1, ge=0)
+    on_too_few: Literal["stop", "repeat"] = "stop"
+    repeats: int = Field(2, ge=0)
+
+
+class PrivacyConfig(Section):
+    """Differential privacy of one uploaded field: clipping, noise and accounting."""
+
+    clip: float | None = Field(None, gt=0)  # norm bound of a row, or of the whole field
+    epsilon: float | None = Field(None, gt=0)  # budget of all releases of the run together
+    delta: float = Field(1e-5, gt=0, lt=1)
+    noise: float | None = Field(None, gt=0)  # noise multiplier, instead of epsilon
+    per_release: bool = False  # epsilon applies to one release; the result reports the total cost
+    releases: int | None = Field(None, ge=1)  # releases per client in the whole run; None: every step once a round
+    unit: Literal["auto", "row", "message"] = "auto"
+    min_count: int | None = Field(None, ge=1)  # class means of fewer samples are not uploaded
+    relative_to: str | None = None  # downloaded field that an update is relative to
+    sensitivity: Literal["clip", "measured"] = "clip"
+
+    @model_validator(mode="after")
+    def _consistent_options(self) -> PrivacyConfig:
+        if (self.epsilon is None) == (self.noise is None):
+            raise ValueError("give either epsilon or noise")
+        if self.sensitivity == "clip" and self.clip is None:
+            raise ValueError("give clip, the norm that values are clipped to")
+        if self.min_count is not None and (self.relative_to is not None or self.sensitivity == "measured"):
+            raise ValueError("min_count cannot be combined with relative_to or sensitivity: measured")
+        if self.noise is not None and self.per_release:
+            raise ValueError("per_release applies to epsilon, but noise is given")
+        if self.sensitivity == "measured" and (self.epsilon is None or self.epsilon > 1):
+            raise ValueError("sensitivity: measured needs epsilon of at most 1, for which its noise is defined")
+        return self
+
+
+class CheckpointConfig(Section):
+    """How often checkpoints are written: after a round, if the last checkpoint is at least this old."""
+
+    seconds: float = Field(10.0, ge=0)
+
+
+def size_in_bytes(value: int | str) -> int:
+    """Return a number of bytes, from a number or a text such as '2GB' or '500 MB'."""
+    if isinstance(value, int):
+        return value
+    units = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
+    text = value.strip().upper()
+    for unit in sorted(units, key=len, reverse=True):
+        if text.endswith(unit):
+            try:
+                return int(float(text[: -len(unit)]) * units[unit])
+            except (ValueError, OverflowError):
+                break
+    raise ValueError("expected a number of bytes or a size such as 2GB")
