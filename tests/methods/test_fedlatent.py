@@ -21,6 +21,7 @@ from polyfed.core.profile import Profile, layout
 from polyfed.errors import InputError
 from polyfed.methods.fedlatent import FedLatent
 from polyfed.methods.fedlatent.class_gaussians import describe_classes, pool_classes, row_width, sample_class
+from polyfed.methods.fedlatent.decoder import ConditionalDecoder
 from polyfed.methods.local import Local
 from polyfed.models import ModelSpec, build
 from polyfed.testing.engine_wrappers import RecordingEngine
@@ -146,7 +147,7 @@ def test_one_training_step_by_hand() -> None:
     x, y = theirs.train.images[order].float() / 255, theirs.train.labels[order]
     decoder = method.new_decoder(theirs.seed, theirs.profile)
     z = theirs.model.features(x)
-    decoded = decoder(z + 0.5 * torch.randn(6, WIDTH, generator=theirs.stream("noise")))
+    decoded = decoder(z + 0.5 * torch.randn(6, WIDTH, generator=theirs.stream("noise")), y)
     distances = [((z[i] - means[int(c)]) ** 2).sum() for i, c in enumerate(y) if int(c) in means]
     assert len(distances) == 5
     loss = F.cross_entropy(theirs.model.head(z), y)
@@ -169,6 +170,19 @@ def test_without_its_losses_and_fine_tuning_it_is_local_training() -> None:
         ours, local = federation.run().checked(), federation.run(method=Local()).checked()
         for k in "01234":
             assert equal(ours.client(k).weights("model"), local.client(k).weights("model"))
+
+
+def test_the_decoder_receives_the_class() -> None:
+    # Two classes, 8x8 images: class maps of 2x2 follow the 64 features, the inner decoder reads 64 + 2 * 4 numbers.
+    with rng.seeded("decoder"):
+        decoder = ConditionalDecoder(WIDTH, IMAGE, 2)
+    z = torch.randn(3, WIDTH, generator=rng.generator("latents"))
+    for label, maps in ((0, [1.0] * 4 + [0.0] * 4), (1, [0.0] * 4 + [1.0] * 4)):
+        expected = decoder.decoder(torch.cat([z, torch.tensor(maps).expand(3, 8)], 1))
+        assert torch.equal(decoder(z, torch.full((3,), label)), expected)
+    assert not any("running" in name for name in decoder.state_dict())
+    with pytest.raises(InputError, match="must be a multiple of 4, but there are 63"):
+        ConditionalDecoder(63, IMAGE, 2)
 
 
 # messages

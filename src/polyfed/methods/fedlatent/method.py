@@ -26,7 +26,7 @@ from polyfed.core.options import Degenerate
 from polyfed.core.profile import Layout, Profile, layout
 from polyfed.core.schema import FromMethod, TableField, TreeField
 from polyfed.methods.fedlatent.class_gaussians import describe_classes, pool_classes, row_width, sample_class
-from polyfed.models.decoders import transposed_decoder
+from polyfed.methods.fedlatent.decoder import ConditionalDecoder
 from polyfed.training import fit
 from polyfed.training.samples import as_floats
 
@@ -34,12 +34,12 @@ SHOWN = 8  # synthetic images of every class that are kept for a figure
 
 
 @cache
-def _decoder_layout(features: int, image: tuple[int, ...]) -> Layout:
+def _decoder_layout(features: int, image: tuple[int, ...], classes: int) -> Layout:
     with torch.device("meta"):
-        return layout(transposed_decoder(features, image, norm="group"))
+        return layout(ConditionalDecoder(features, image, classes))
 
 
-DECODER = TreeField(layout=lambda method, profile: _decoder_layout(profile.features, profile.image))
+DECODER = TreeField(layout=FromMethod("decoder_layout"))
 # The model is in evaluation mode when features are described, so a sample enters the row of its class alone.
 MEANS = TableField("features", counts=True, by_sample=True)
 STATISTICS = TableField(FromMethod("row_width"), counts=True, by_sample=True)
@@ -63,11 +63,11 @@ class FedLatent(Method):
 
     Differences from FedVTC: model and decoder train together in one pass; a large weight on reconstruction, without
     which the features of a class collapse and the decoder learns one image per class; features are sampled with
-    their covariance within and between clients instead of one learned deviation; the decoder uses group
-    normalisation, which leaves no running statistics to average; real images take part in fine-tuning.
+    their covariance within and between clients instead of one learned deviation; the decoder receives the class and
+    uses group normalisation, which leaves no running statistics to average; real images take part in fine-tuning.
     """
 
-    reconstruction: Annotated[float, Ge(0)] = 20.0  # weight of the mean squared error of reconstructed images
+    reconstruction: Annotated[float, Ge(0)] = 50.0  # weight of the mean squared error of reconstructed images
     alignment: Annotated[float, Ge(0)] = 0.3  # weight of the squared distance of features to their global class mean
     noise: Annotated[float, Ge(0)] = 0.3  # standard deviation of the noise added to features before they are decoded
     rank: Annotated[int, Ge(0)] = 8  # principal directions of features sent per class; 0 sends variances only
@@ -88,6 +88,9 @@ class FedLatent(Method):
     def row_width(self, profile: Profile) -> int:
         """Return the number of entries that describe one class."""
         return row_width(profile.features, self.rank)
+
+    def decoder_layout(self, profile: Profile) -> Layout:
+        return _decoder_layout(profile.features, profile.image, profile.classes)
 
     def init(self, server: Server) -> None:
         server.state["means"] = ClassTable.empty(server.features).without_counts()
@@ -111,7 +114,7 @@ class FedLatent(Method):
 
         def loss(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             z = client.model.features(x)
-            decoded = decoder(z + self.noise * torch.randn(z.shape, generator=stream))
+            decoded = decoder(z + self.noise * torch.randn(z.shape, generator=stream), y)
             error = F.mse_loss(decoded, x)
             distance = ((z - means[y]).square().sum(1) * known[y]).mean() / (2 * x[0].numel())
             task = F.cross_entropy(client.model.head(z), y)
@@ -133,7 +136,7 @@ class FedLatent(Method):
         latents, labels = self.sample(server.memory, SHOWN, server.stream("shown"))
         if len(labels):
             decoder = self.load_decoder(server.seed, server.roster[0], server.memory)
-            server.save_artifact("synthetic", images=decoder(latents), labels=labels)
+            server.save_artifact("synthetic", images=decoder(latents, labels), labels=labels)
         everyone.call(self.fine_tune, shared={name: server.state[name] for name in ("statistics", "decoder")})
 
     @step(up={"statistics": STATISTICS})
@@ -156,7 +159,7 @@ class FedLatent(Method):
 
         def loss(z: Tensor, y: Tensor) -> Tensor:
             with torch.no_grad():
-                x = decoder(z)
+                x = decoder(z, y)
             count = round(self.real_ratio * len(y)) if len(real) else 0
             at = torch.randint(max(1, len(real)), (count,), generator=stream)
             x, y = torch.cat([x, as_floats(real.images[at])]), torch.cat([y, real.labels[at]])
@@ -175,14 +178,14 @@ class FedLatent(Method):
         drawn = [sample_class(row, features, count, self.noise, stream) for row in table.values]
         return torch.cat([torch.zeros(0, features), *drawn]), table.classes.repeat_interleave(count)
 
-    def load_decoder(self, seed: int, profile: Profile, msg: Payload) -> nn.Module:
+    def load_decoder(self, seed: int, profile: Profile, msg: Payload) -> ConditionalDecoder:
         decoder = self.new_decoder(seed, profile)
         copy_into(decoder, msg.weights("decoder"))
         return decoder
 
-    def new_decoder(self, seed: int, profile: Profile) -> nn.Module:
+    def new_decoder(self, seed: int, profile: Profile) -> ConditionalDecoder:
         with rng.seeded(seed, "decoder"):
-            return transposed_decoder(profile.features, profile.image, norm="group")
+            return ConditionalDecoder(profile.features, profile.image, profile.classes)
 
     def predict_untuned(self, client: Client, x: Tensor) -> Tensor:
         """Predict with the model from before fine-tuning; before the last round that is the current model."""
