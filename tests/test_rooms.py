@@ -33,7 +33,7 @@ BELOW: dict[str, set[str]] = {
     "engines": {"core", "machine"},
     "runs": {"core"},
     "comparison": {"runs"},
-    "report": {"runs", "comparison", "__init__"},
+    "report": {"runs", "comparison", "analysis", "__init__"},
     "ui": {"runs", "comparison"},
 }
 # A worker's process must have imported all that a federation needs before it is forked.

@@ -89,7 +89,7 @@ class Experiment:
 
     def _run(self) -> Result:
         # an engine that was given keeps its clients' states where they are
-        checkpoints = Checkpoints(self.folder.checkpoint_folder, states_here=self.engine is None)
+        checkpoints = Checkpoints(self.folder.checkpoint_folder, local_states=self.engine is None)
         self.federation.save_metadata(self.folder, self.roster)
         engine = self.engine or self._make_engine()
         try:
@@ -132,7 +132,7 @@ class Experiment:
 
     def _begin(self, checkpoints: Checkpoints, door: Door, server: Server) -> list[RoundRecord]:
         """Put everything where the last whole checkpoint left it; without one, at the start."""
-        last, older, damaged = checkpoints.newest()
+        last, older, damaged = checkpoints.load_latest()
         for sentence in damaged:
             self._note(sentence)
         history: list[RoundRecord] = []

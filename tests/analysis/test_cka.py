@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from polyfed.analysis.cka import BLOCK, Signatures, linear_cka, mean_off_diagonal
-from polyfed.analysis.tsne import flat_map
+from polyfed.analysis.tsne import tsne_embedding
 from polyfed.errors import InputError
 from polyfed.training.cka_kernels import centred_gram, signature
 
@@ -87,14 +87,14 @@ def test_the_mean_is_over_pairs_of_different_clients() -> None:
     assert mean_off_diagonal(torch.ones(1, 1)) == 1
 
 
-def test_a_map_keeps_groups_together_and_is_the_same_every_time() -> None:
+def test_tsne_separates_groups_and_is_deterministic() -> None:
     noise = features(0, 20, 5).numpy()
     vectors = noise * 0.1 + np.repeat(np.eye(5)[:2] * 20, 10, axis=0)
-    places = flat_map(vectors)
-    assert places.shape == (20, 2)
-    assert np.array_equal(places, flat_map(vectors))
-    centres = places[:10].mean(0), places[10:].mean(0)
-    nearer = [int(np.linalg.norm(p - centres[0]) > np.linalg.norm(p - centres[1])) for p in places]
+    points = tsne_embedding(vectors)
+    assert points.shape == (20, 2)
+    assert np.array_equal(points, tsne_embedding(vectors))
+    centres = points[:10].mean(0), points[10:].mean(0)
+    nearer = [int(np.linalg.norm(p - centres[0]) > np.linalg.norm(p - centres[1])) for p in points]
     assert nearer == [0] * 10 + [1] * 10
     with pytest.raises(InputError, match="at least 4 vectors"):
-        flat_map(vectors[:3])
+        tsne_embedding(vectors[:3])

@@ -70,7 +70,7 @@ def test_protection_is_read_from_the_run(
     assert "clipped to norm 0.5 and noise for epsilon 1.0" in shown
     assert "all protected fields together: epsilon 1.25 to 1.5 by client at delta 1e-05." in shown
     assert "'prototypes' alone: epsilon 1.5 at delta 1e-05, for any change." in shown
-    assert "With 'prototypes' leaves, as it is: which classes have a row." in shown
+    assert "Uploaded with 'prototypes' without protection: which classes have a row." in shown
     assert "No field was clipped" not in shown
 
 

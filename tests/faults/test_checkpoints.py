@@ -87,7 +87,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(broken_off: tupl
     newest.write_bytes(bytes({"cut": data[: len(data) // 2], "flip": data, "empty": b""}[damage]))
     assert api.resume(folder)["state_hash"] == expected
     assert resumed_from(folder) == [2]
-    assert "round-000003.polyfed is damaged and was passed over" in notes(folder)
+    assert "round-000003.polyfed is damaged and was skipped" in notes(folder)
 
 
 def test_a_damaged_client_state_counts_as_a_damaged_checkpoint(broken_off: tuple[Path, str]) -> None:

@@ -11,7 +11,7 @@ from polyfed.config import PrivacyConfig, parse
 from polyfed.errors import InputError
 from polyfed.guards import accountant
 from polyfed.guards.protections import Protection, Schedule, resolve, senders
-from polyfed.runs.secret import derived, secret_in
+from polyfed.runs.secret import derive_key, load_secret
 
 
 def protection(method: str, field: str, schedule: Schedule | None = None, **asked: Any) -> Protection:
@@ -120,9 +120,9 @@ def test_one_clip_for_all_means_of_a_step() -> None:
 
 
 def test_a_secret_is_made_once_and_only_for_its_owner(tmp_path: Any) -> None:
-    made = secret_in(tmp_path / "site")
-    assert len(made) == 64 and secret_in(tmp_path / "site") == made != secret_in(tmp_path / "other")
+    made = load_secret(tmp_path / "site")
+    assert len(made) == 64 and load_secret(tmp_path / "site") == made != load_secret(tmp_path / "other")
     assert (tmp_path / "site" / "privacy.secret").stat().st_mode & 0o077 == 0
     assert [path.name for path in (tmp_path / "site").iterdir()] == ["privacy.secret"]
-    runs = {derived(made, "noise", run) for run in ("a", "b")}
-    assert len(runs | {made}) == 3 and derived("", "noise", "a") == ""
+    runs = {derive_key(made, "noise", run) for run in ("a", "b")}
+    assert len(runs | {made}) == 3 and derive_key("", "noise", "a") == ""

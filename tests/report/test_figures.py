@@ -19,11 +19,10 @@ from tests.report.conftest import MakeRun
 from polyfed.cli.app import main
 from polyfed.errors import InputError
 from polyfed.report.cost_figures import pareto
-from polyfed.report.curve_figures import above_lowest
 from polyfed.report.figure_kinds import KINDS, figure, make
 from polyfed.report.figure_spec import Options
-from polyfed.report.rendering import inline, numbers
-from polyfed.report.run_groups import grouped
+from polyfed.report.rendering import inline_svg, to_csv
+from polyfed.report.run_groups import group_runs
 from polyfed.report.run_record import read
 
 LAYERS = [
@@ -88,8 +87,8 @@ def rich(make_run: MakeRun) -> Path:
 
 
 def rows_of(kind: str, folders: list[Path], **options: Any) -> list[dict[str, str]]:
-    picture = make(kind, [read(folder) for folder in folders], Options(**options))
-    return list(csv.DictReader(io.StringIO(numbers(picture))))
+    spec = make(kind, [read(folder) for folder in folders], Options(**options))
+    return list(csv.DictReader(io.StringIO(to_csv(spec))))
 
 
 def test_curves_are_means_and_deviations_over_seeds(make_run: MakeRun) -> None:
@@ -99,9 +98,9 @@ def test_curves_are_means_and_deviations_over_seeds(make_run: MakeRun) -> None:
     first, second, third, *local = rows
     assert first["runs"] == "fedproto, dataset digits" and local[0]["runs"] == "local, dataset digits"
     assert (float(first["mean"]), first["n"]) == (50.0, "2")
-    assert float(first["deviation"]) == pytest.approx(35.3553391)  # of 25 and 75
-    assert (float(second["mean"]), float(second["deviation"])) == (50.0, 0.0)
-    assert (third["round"], float(third["mean"]), third["deviation"], third["n"]) == ("3", 100.0, "", "1")
+    assert float(first["std"]) == pytest.approx(35.3553391)  # of 25 and 75
+    assert (float(second["mean"]), float(second["std"])) == (50.0, 0.0)
+    assert (third["round"], float(third["mean"]), third["std"], third["n"]) == ("3", 100.0, "", "1")
     assert [float(row["mean"]) for row in local] == [10.0, 20.0]
     common = rows_of("curves", folders[:1], measure="global")
     assert [float(row["mean"]) for row in common] == [12.5, 25.0]
@@ -109,24 +108,16 @@ def test_curves_are_means_and_deviations_over_seeds(make_run: MakeRun) -> None:
 
 def test_runs_of_one_method_that_differ_are_kept_apart(make_run: MakeRun) -> None:
     folders = [make_run(str(alpha), config={"data": {"dataset": "digits", "alpha": alpha}}) for alpha in (10, 0.5)]
-    labels = [group.label for group in grouped([read(folder) for folder in folders])]
+    labels = [group.label for group in group_runs([read(folder) for folder in folders])]
     assert labels == ["fedproto, alpha 0.5", "fedproto, alpha 10"]
     with pytest.raises(InputError, match=r"no run has a setting called 'data.alfa'; did you mean 'data.alpha'"):
-        grouped([read(folder) for folder in folders], ["data.alfa"])
+        group_runs([read(folder) for folder in folders], ["data.alfa"])
 
 
 def test_loss_and_its_increase(make_run: MakeRun) -> None:
     folder = make_run()  # losses 2, 1, 1.5
     assert [float(row["mean"]) for row in rows_of("loss", [folder])] == [2.0, 1.0, 1.5]
     assert [float(row["mean"]) for row in rows_of("loss-increase", [folder])] == [0.0, 0.0, 0.5]
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.lists(st.one_of(st.none(), st.floats(-1e6, 1e6)), max_size=12))
-def test_above_the_lowest_is_never_negative(losses: list[float | None]) -> None:
-    above = above_lowest(losses)
-    assert [value is None for value in above] == [value is None for value in losses]
-    assert all(value >= 0 for value in above if value is not None)
 
 
 def test_cost_and_the_front(make_run: MakeRun) -> None:
@@ -189,12 +180,12 @@ def test_layers_and_coefficients(rich: Path) -> None:
     assert list(second.values()) == ["1", "conv.10", "1", "3.0", "0", "", ""]
     rows = rows_of("inco", [rich])
     assert [float(row["theta"]) for row in rows if row["layer"] == "b"] == [1.0, 2.0, 3.0]
-    assert "beta is positive in 50 % of cases" in make("inco", [read(rich)], Options()).words
+    assert "beta is positive in 50 % of cases" in make("inco", [read(rich)], Options()).caption
 
 
 def test_kept_tensors(rich: Path) -> None:
     cka = make("cka", [read(rich)], Options())
-    assert "stage1 0.50; stage2 1.00" in cka.words and len(cka.rows) == 8
+    assert "stage1 0.50; stage2 1.00" in cka.caption and len(cka.rows) == 8
     assert [tuple(row.values()) for row in rows_of("synthetic", [rich])] == [("0", "2"), ("2", "3")]
     moves = rows_of("tsne", [rich])
     assert [(row["round"], row["class"]) for row in moves] == [(str(n), str(c)) for n in (1, 3) for c in range(4)]
@@ -202,20 +193,20 @@ def test_kept_tensors(rich: Path) -> None:
     assert {row["round"] for row in rows_of("tsne", [rich], round=1)} == {"1"}
     points = rows_of("features", [rich])
     assert [(row["client"], row["class"]) for row in points] == [(str(k % 2), str(k % 3)) for k in range(6)]
-    with pytest.raises(InputError, match=r"--round is 2, but .* kept cka of rounds 3"):
+    with pytest.raises(InputError, match=r"--round is 2, but .* has cka of rounds 3"):
         make("cka", [read(rich)], Options(round=2))
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_every_kind_is_drawn_as_file_and_in_a_page(kind: str, rich: Path, tmp_path: Path) -> None:
     options = Options(by=("seed",)) if kind == "sensitivity" else Options()
-    picture, left_out = figure(kind, [rich], tmp_path / "f.svg", options=options)
+    spec, left_out = figure(kind, [rich], tmp_path / "f.svg", options=options)
     assert left_out == []
     written = (tmp_path / "f.svg").read_text()
     assert written.startswith("<?xml") and "<text" not in written  # letters are paths, so no font is needed
-    inside = inline(picture, "one")
-    assert inside.startswith("<svg") and 'role="img"' in inside and picture.words.split(".")[0][:20] in inside
-    assert picture.rows and all(len(row) == len(picture.columns) for row in picture.rows)
+    inside = inline_svg(spec, "one")
+    assert inside.startswith("<svg") and 'role="img"' in inside and spec.caption.split(".")[0][:20] in inside
+    assert spec.rows and all(len(row) == len(spec.columns) for row in spec.rows)
 
 
 def test_files_have_the_size_asked_for_and_fonts_inside(rich: Path, tmp_path: Path) -> None:
@@ -232,26 +223,26 @@ def test_files_have_the_size_asked_for_and_fonts_inside(rich: Path, tmp_path: Pa
     assert [main([*arguments, str(path)]) for path in again] == [0, 0]
     assert again[0].read_text() == again[1].read_text()  # equal figures are equal files
     assert main([*arguments, str(tmp_path / "f.csv")]) == 0
-    assert (tmp_path / "f.csv").read_text().startswith("runs,round,mean,deviation,n\n")
+    assert (tmp_path / "f.csv").read_text().startswith("runs,round,mean,std,n\n")
 
 
 def test_many_clients_are_points_and_images(make_run: MakeRun) -> None:
     record = read(make_run())
-    share = record.shares[0]
-    record.shares = [share.__class__(str(k), f"m{k % 3}", 1, dict.fromkeys(range(30), 1 + k)) for k in range(150)]
+    client = record.clients[0]
+    record.clients = [client.__class__(str(k), f"m{k % 3}", 1, dict.fromkeys(range(30), 1 + k)) for k in range(150)]
     record.class_names = [str(c) for c in range(30)]
-    record.by_client["personal"] = [k / 150 for k in range(150)]
+    record.accuracy_by_client["personal"] = [k / 150 for k in range(150)]
     bubbles = make("partition", [record], Options())
-    assert len(bubbles.rows) == 100 * 30 and "Drawn are the first 100" in bubbles.words
-    assert "<image" in inline(bubbles, "a") and len(inline(bubbles, "a")) < 300_000
+    assert len(bubbles.rows) == 100 * 30 and "Only the first 100" in bubbles.caption
+    assert "<image" in inline_svg(bubbles, "a") and len(inline_svg(bubbles, "a")) < 300_000
     assert len(make("clients", [record], Options()).rows) == 150
 
 
 def test_names_that_try_to_be_more(make_run: MakeRun, tmp_path: Path) -> None:
     names = ["$\\frac{$", "<script>alert(1)</script>", "a\x00\x1b[31mb\n\ud800", "名前 & 'x'"]
     folders = [make_run(f"n{at}", method=name.replace("\ud800", "")) for at, name in enumerate(names)]
-    picture, _ = figure("curves", folders, tmp_path / "f.pdf")
-    text = inline(picture, "x")
+    spec, _ = figure("curves", folders, tmp_path / "f.pdf")
+    text = inline_svg(spec, "x")
     assert "<script" not in text and "&lt;script&gt;alert(1)" in text
     assert "\x1b" not in text and "\x00" not in text
 
@@ -315,7 +306,7 @@ def test_tensors_that_do_not_fit(make_run: MakeRun, kind: str, spoil: dict[str, 
 
 def test_events_that_do_not_fit(make_run: MakeRun) -> None:
     record = read(make_run(more=[{"event": "method", "kind": "inco", "round": 1, "layers": ["a"], "theta": []}]))
-    with pytest.raises(InputError, match="holds what a figure 'inco' cannot be drawn from"):
+    with pytest.raises(InputError, match="the figure 'inco' cannot be drawn from"):
         make("inco", [record], Options())
 
 

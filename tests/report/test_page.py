@@ -18,7 +18,7 @@ from polyfed import api
 from polyfed.benchmarks.report import make_run as make_long_run
 from polyfed.cli.app import main
 from polyfed.report.run_record import read
-from polyfed.report.run_tables import parts_of
+from polyfed.report.run_tables import sections_of
 
 NASTY = '<script>alert("x")</script>&"\'{{7*7}}${x}'
 
@@ -94,7 +94,7 @@ def test_many_runs(make_run: MakeRun, tmp_path: Path, out: Path, capsys: pytest.
         "Personal accuracy of the clients, sorted",
         "Personal accuracy by architecture",
         "Time by phase",
-        "Who holds what: 5 runs, seed 0, 1",
+        "Label distribution of clients: 5 runs, seed 0, 1",
         "Layers sent and received: rich",
         "InCo's theta and beta: rich",
         "CKA between clients: rich",
@@ -125,11 +125,11 @@ def test_one_run_is_told_whole(make_run: MakeRun, capsys: pytest.CaptureFixture[
     text, tree = page_of(folder / "report.html")
     check_whole(text, tree)
     said = texts(tree, "p")
-    assert "2 answers were missing or refused." in said and "Note: a client has one class" in said
+    assert "2 replies were missing or rejected." in said and "Note: a client has one class" in said
     assert (
-        "2 clients sent 3,000 bytes of tensors in all: 750 at least, 1,500 in the middle and 2,250 at most." in said
+        "2 clients sent 3,000 bytes of tensors in total: minimum 750, median 1,500, maximum 2,250 per client." in said
     )
-    assert "No field was clipped or noised: whoever receives these messages sees these values." in said
+    assert "No field was clipped or noised: the receiver of these messages sees the exact values." in said
     cells = [texts(row, "td") for row in tree.iter("tr")]
     assert ["raised", "ran out", "client 1, round 2", "2"] in cells
     assert ["train", "prototypes", "62 rows of 64 to 187 rows of 64", "no", "6", "2", "3,000"] in cells
@@ -139,10 +139,10 @@ def test_one_run_is_told_whole(make_run: MakeRun, capsys: pytest.CaptureFixture[
 
 def test_protected_fields_are_told(make_run: MakeRun) -> None:
     privacy = {"prototypes": {"clip": 1.0, "epsilon": 2.0, "delta": 1e-5}}
-    parts = parts_of(read(make_run(config={"privacy": privacy})), {})
-    left = next(part for part in parts if part.title == "What left each client")
-    assert left.tables[0].rows[0][3].text == "clipped to norm 1.0 and noise for epsilon 2.0, delta 1e-05"
-    assert not any("sees these values" in sentence for sentence in left.words)
+    sections = sections_of(read(make_run(config={"privacy": privacy})), {})
+    uploads = next(section for section in sections if section.title == "Uploads")
+    assert uploads.tables[0].rows[0][3].text == "clipped to norm 1.0 and noise for epsilon 2.0, delta 1e-05"
+    assert not any("sees the exact values" in sentence for sentence in uploads.text)
 
 
 def test_runs_in_every_state(
@@ -173,7 +173,7 @@ def test_runs_without_a_round_and_nothing_but_broken_ones(make_run: MakeRun, tmp
     folder = make_run("empty", finished=False, personal=[])
     assert main(["report", str(folder), "-o", str(out)]) == 0
     _, tree = page_of(out)
-    assert "No round has been measured yet, so there is nothing to draw." in texts(tree, "p")
+    assert "No round has been evaluated yet, so there are no figures." in texts(tree, "p")
     (folder / "config.yaml").write_text("[")
     assert main(["report", str(folder), "-o", str(out)]) == 0
     _, tree = page_of(out)
@@ -267,14 +267,14 @@ def test_a_real_run(tmp_path: Path, out: Path) -> None:
     folder = tmp_path / "real"
     result = api.run("quickstart", rounds=1, clients=4, engine={"name": "serial"}, out=folder)
     record = read(folder)
-    assert [share.name for share in record.shares] == ["0", "1", "2", "3"]
-    assert [share.model for share in record.shares] == ["tiny-cnn", "tiny-resnet", "tiny-mobile", "tiny-mlp"]
+    assert [client.name for client in record.clients] == ["0", "1", "2", "3"]
+    assert [client.model for client in record.clients] == ["tiny-cnn", "tiny-resnet", "tiny-mobile", "tiny-mlp"]
     with np.load(folder / "partition.npz") as split:
         sizes = [len(split[f"train_{k}"]) for k in range(4)]
-    assert [sum(share.train.values()) for share in record.shares] == sizes
-    assert sum(record.up) == result["bytes"]["up"] and sum(record.down) == result["bytes"]["down"]
+    assert [sum(client.train_counts.values()) for client in record.clients] == sizes
+    assert sum(record.upload_bytes) == result["bytes"]["up"] and sum(record.download_bytes) == result["bytes"]["down"]
     assert record.accuracy["personal"] == result["accuracy"]["personal"]["by_round"]
-    assert sum(left.bytes for left in record.left) == result["bytes"]["up"]
+    assert sum(upload.bytes for upload in record.uploads) == result["bytes"]["up"]
     assert main(["report", str(folder), "-o", str(out)]) == 0
     text, tree = page_of(out)
     check_whole(text, tree)

@@ -18,17 +18,18 @@ from polyfed.runs.folder import RunFolder
 def test_a_finished_run(make_run: MakeRun) -> None:
     record = read(make_run())
     assert (record.name, record.method, record.seed, record.state) == ("run", "fedproto", 0, "finished")
-    assert record.rounds == [1, 2, 3] and record.planned == 3
+    assert record.rounds == [1, 2, 3] and record.planned_rounds == 3
     assert record.accuracy["personal"] == [0.25, 0.75, 0.5]
-    assert (record.last("personal"), record.best("personal"), record.last("nothing")) == (0.5, 0.75, None)
-    assert record.by_client["personal"] == [0.25, 0.5]  # of the last round
-    assert record.up == [1000] * 3 and record.down == [3000] * 3
+    assert (record.final_accuracy("personal"), record.best_accuracy("personal")) == (0.5, 0.75)
+    assert record.final_accuracy("nothing") is None
+    assert record.accuracy_by_client["personal"] == [0.25, 0.5]  # of the last round
+    assert record.upload_bytes == [1000] * 3 and record.download_bytes == [3000] * 3
     assert record.seconds["train"] == [1.0] * 3
-    (left,) = record.left
-    assert (left.step, left.name, left.messages, left.bytes) == ("train", "prototypes", 6, 3000)
-    assert left.clients == {"0": 750, "1": 2250}
-    assert left.shape == "62 rows of 64 to 187 rows of 64"
-    assert [share.model for share in record.shares] == ["small", "large"]
+    (upload,) = record.uploads
+    assert (upload.step, upload.name, upload.messages, upload.bytes) == ("train", "prototypes", 6, 3000)
+    assert upload.bytes_by_client == {"0": 750, "1": 2250}
+    assert upload.shape == "62 rows of 64 to 187 rows of 64"
+    assert [client.model for client in record.clients] == ["small", "large"]
 
 
 def test_states(make_run: MakeRun) -> None:
@@ -76,12 +77,12 @@ def test_what_a_resumed_run_does_again_counts_once(make_run: MakeRun) -> None:
     record = read(make_run(finished=False, more=more))
     assert record.rounds == [1, 2, 3]
     assert record.accuracy["personal"] == [0.25, 0.75, 1.0]
-    assert record.left[0].bytes == 2 * 1000 + 40 and record.left[0].messages == 5
-    assert [event["theta"] for event in record.told["inco"]] == [[0.5]]
+    assert record.uploads[0].bytes == 2 * 1000 + 40 and record.uploads[0].messages == 5
+    assert [event["theta"] for event in record.method_events["inco"]] == [[0.5]]
     assert record.failures == []
     more.append({"event": "started", "rounds": 10})
     fresh = read(make_run("fresh", finished=False, more=more))
-    assert (fresh.rounds, fresh.left, fresh.told) == ([], [], {})
+    assert (fresh.rounds, fresh.uploads, fresh.method_events) == ([], [], {})
 
 
 def test_a_last_line_that_a_kill_cut(make_run: MakeRun) -> None:
@@ -95,7 +96,7 @@ def test_rounds_that_were_not_measured(make_run: MakeRun) -> None:
     bare = {**round_event(4, 0.5, None, 10), "accuracy": {}}
     record = read(make_run(finished=False, more=[bare]))
     assert record.accuracy["personal"] == [0.25, 0.75, 0.5, None]
-    assert record.last("personal") == 0.5 and record.by_client["personal"] == [0.25, 0.5]
+    assert record.final_accuracy("personal") == 0.5 and record.accuracy_by_client["personal"] == [0.25, 0.5]
 
 
 def test_only_the_summary_was_kept(make_run: MakeRun) -> None:
@@ -103,8 +104,8 @@ def test_only_the_summary_was_kept(make_run: MakeRun) -> None:
     (folder / "events.jsonl").unlink()
     (folder / "clients.json").unlink()
     record = read(folder)
-    assert record.accuracy["global"] == [0.125, 0.375, 0.25] and record.up == [1000] * 3
-    assert record.shares == [] and record.model_of(0) == ""
+    assert record.accuracy["global"] == [0.125, 0.375, 0.25] and record.upload_bytes == [1000] * 3
+    assert record.clients == [] and record.model_of(0) == ""
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,8 @@ def test_of_every_round_with_and_without_noise(number: int, tmp_path: Path) -> N
     seen = {}
     for name, folder in folders.items():
         file = tmp_path / f"{name}.png"
-        picture, _ = report.figure("synthetic", [folder], file, options=report.Options(round=number))
-        assert f"after round {number}" in picture.words
+        spec, _ = report.figure("synthetic", [folder], file, options=report.Options(round=number))
+        assert f"after round {number}" in spec.caption
         with Image.open(file) as shown:
             assert min(shown.size) > 100
         seen[name] = load_file(folder / "artifacts" / f"synthetic-{number:06d}.safetensors")["images"]

@@ -17,7 +17,7 @@ import pytest
 from tests.ui.browser import Browser
 
 import polyfed
-from polyfed.ui.server import Page, open_page
+from polyfed.ui.server import Dashboard, open_dashboard
 
 SMALL: dict[str, Any] = {"rounds": 4, "clients": 3, "data": {"limit": 120}, "engine": {"name": "serial"}}
 EVIL = "<img src=x onerror=window.hacked=1>"
@@ -65,9 +65,9 @@ def address(runs: Path) -> Iterator[str]:
 
 
 @contextmanager
-def serving(root: Path, host: str = "127.0.0.1") -> Iterator[Page]:
+def serving(root: Path, host: str = "127.0.0.1") -> Iterator[Dashboard]:
     """A page of this process."""
-    page = open_page(root, host)
+    page = open_dashboard(root, host)
     thread = Thread(target=page.serve, daemon=True)
     thread.start()
     while not page.server.started:

@@ -9,7 +9,6 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -20,8 +19,8 @@ from polyfed.errors import InputError, RunError
 from polyfed.runs import lock_owner
 from polyfed.runs.folder import RunFolder
 from polyfed.ui.access_guard import is_loopback
-from polyfed.ui.run_index import Runs
-from polyfed.ui.server import open_page
+from polyfed.ui.run_index import RunIndex
+from polyfed.ui.server import open_dashboard
 
 Answer = tuple[int, str, dict[str, str]]
 
@@ -93,7 +92,7 @@ def test_stopping_needs_the_token(page: str) -> None:
     assert ask(page, "/api/stop", "POST", body, X_Polyfed_Token=token, Origin="https://evil.example")[0] == 403
     assert ask(page, "/api/stop", "GET", X_Polyfed_Token=token)[0] == 405
     status, text, _ = ask(page, "/api/stop", "POST", body, X_Polyfed_Token=token, Origin=page.rstrip("/"))
-    assert (status, json.loads(text)) == (409, {"error": "nobody is working on this run"})
+    assert (status, json.loads(text)) == (409, {"error": "no process is working on this run"})
     for wrong in ("", "[]", "x" * 70_000, "[" * 5000):
         assert ask(page, "/api/stop", "POST", wrong, X_Polyfed_Token=token)[0] == 404
 
@@ -131,11 +130,11 @@ def test_which_addresses_are_this_machine() -> None:
 
 def test_a_page_that_cannot_be_served(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there is no folder"):
-        open_page(tmp_path / "nowhere")
+        open_dashboard(tmp_path / "nowhere")
     with serving(tmp_path) as served, pytest.raises(InputError, match="choose another --port"):
-        open_page(tmp_path, port=urlsplit(served.address).port or 0)
+        open_dashboard(tmp_path, port=urlsplit(served.address).port or 0)
     with pytest.raises(InputError, match="choose another --port or --host"):
-        open_page(tmp_path, host="no.such.host.invalid")
+        open_dashboard(tmp_path, host="no.such.host.invalid")
 
 
 # only the run's own process is ever asked to stop
@@ -143,11 +142,11 @@ def test_a_page_that_cannot_be_served(tmp_path: Path) -> None:
 
 def test_a_process_with_the_same_number_is_not_asked(place: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as other:
-        impostor = lock_owner.Holder(other.pid, "1", platform.node(), True)  # began at another time
-        (place / "run" / ".lock").write_text(json.dumps(asdict(impostor)))
+        impostor = lock_owner.LockOwner(other.pid, "1", platform.node(), True)  # began at another time
+        (place / "run" / ".lock").write_text(impostor.to_json())
         with pytest.raises(RunError, match="has ended"):
-            Runs(place).stop("run")
-        assert Runs(place).changes(0)["runs"][0]["state"] == "died"
+            RunIndex(place).stop("run")
+        assert RunIndex(place).changes(0)["runs"][0]["state"] == "died"
         assert other.poll() is None
         other.kill()
     (place / "run" / ".lock").write_text("")
@@ -157,13 +156,13 @@ def test_who_cannot_be_asked(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.lock()
     mine = lock_owner.read(folder.lock_file)
-    assert mine is not None and mine.pid == os.getpid() and mine.alive() and mine.listens
+    assert mine is not None and mine.pid == os.getpid() and mine.alive() and mine.stoppable
     folder.unlock()
     assert lock_owner.read(folder.lock_file) is None
     for other, words in (
-        (lock_owner.Holder(mine.pid, mine.began, "elsewhere", True), "on elsewhere"),
-        (lock_owner.Holder(mine.pid, mine.began, mine.host, False), "thread"),
-        (lock_owner.Holder(2**22 + 1, mine.began, mine.host, True), "has ended"),
+        (lock_owner.LockOwner(mine.pid, mine.start_time, "elsewhere", True), "on elsewhere"),
+        (lock_owner.LockOwner(mine.pid, mine.start_time, mine.host, False), "thread"),
+        (lock_owner.LockOwner(2**22 + 1, mine.start_time, mine.host, True), "has ended"),
     ):
         with pytest.raises(RunError, match=words):
             other.stop(folder.lock_file)

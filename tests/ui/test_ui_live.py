@@ -48,7 +48,7 @@ def watch_and_stop(browser: Browser, address: str, folder: Path, pictures: Path)
     browser.wait("document.querySelector('#detail .badge').textContent.includes('stopped')")
     assert browser.js("document.querySelector('.stop').textContent") == ""
     assert browser.js("window.before") == 1  # all that without loading the page again
-    last, _, damaged = Checkpoints(folder / "checkpoint").newest()
+    last, _, damaged = Checkpoints(folder / "checkpoint").load_latest()
     events = RunFolder(folder).events()
     assert last is not None and damaged == []
     assert events[-1]["event"] == "stopped" and events[-1]["round"] == last.round == len(last.history)

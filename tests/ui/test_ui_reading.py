@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,8 @@ from polyfed.benchmarks.ui import record, result
 from polyfed.runs import lock_owner
 from polyfed.runs.folder import RunFolder
 from polyfed.ui.history import History
-from polyfed.ui.run_index import FRESH, Runs
-from polyfed.ui.run_summary import SILENT, look, stamp
+from polyfed.ui.run_index import MIN_INTERVAL, RunIndex
+from polyfed.ui.run_summary import RunSnapshot, file_stamps, read_snapshot
 
 CONFIG: dict[str, Any] = {
     "name": "n",
@@ -48,8 +47,12 @@ def done(number: int) -> dict[str, Any]:
     return {**record(number, 9, 2, 0), "event": "round"}
 
 
+def snapshot(path: Path) -> RunSnapshot:
+    return read_snapshot("x", path, file_stamps(str(path)))
+
+
 def state(path: Path) -> tuple[str, str]:
-    summary = look("x", path, stamp(str(path))).now(time.time())
+    summary = snapshot(path).at(time.time())
     return summary.state, summary.reason
 
 
@@ -59,8 +62,8 @@ STARTED = {"event": "started"}
 @pytest.mark.parametrize(
     ("events", "expected"),
     [
-        ([], ("died", "it never began")),
-        ([STARTED, done(1)], ("died", "its process ended without a word")),
+        ([], ("died", "it did not start")),
+        ([STARTED, done(1)], ("died", "its process ended without a message")),
         ([STARTED, done(1), {"event": "stopped", "round": 1}], ("stopped", "")),
         ([STARTED, done(1), {"event": "failed", "message": "why"}], ("failed", "why")),
         ([STARTED, {"event": "failed", "message": "why"}, {"event": "resumed", "round": 0}], ("died", None)),
@@ -76,17 +79,17 @@ def test_a_run_is_running_while_its_process_lives(tmp_path: Path) -> None:
     folder = RunFolder(run_folder(tmp_path / "run", STARTED, done(1)))
     folder.lock()
     assert state(folder.path) == ("running", "")
-    assert look("x", folder.path, stamp(str(folder.path))).now(0).stoppable
+    assert snapshot(folder.path).at(0).stoppable
     folder.unlock()
     assert state(folder.path)[0] == "died"
 
 
 def test_a_run_of_another_machine_is_judged_by_its_silence(tmp_path: Path) -> None:
     path = run_folder(tmp_path / "run", STARTED)
-    (path / ".lock").write_text(json.dumps(asdict(lock_owner.Holder(1, "1", platform.node() + "-other", True))))
+    (path / ".lock").write_text(lock_owner.LockOwner(1, "1", platform.node() + "-other", True).to_json())
     assert state(path)[0] == "running"
-    assert not look("x", path, stamp(str(path))).now(time.time()).stoppable
-    assert look("x", path, stamp(str(path))).now(time.time() + SILENT + 1).state == "died"
+    assert not snapshot(path).at(time.time()).stoppable
+    assert snapshot(path).at(time.time() + lock_owner.SILENCE_LIMIT + 1).state == "died"
 
 
 def test_the_last_round_is_found_behind_many_lines(tmp_path: Path) -> None:
@@ -94,7 +97,7 @@ def test_the_last_round_is_found_behind_many_lines(tmp_path: Path) -> None:
     path = run_folder(tmp_path / "run", STARTED, done(1), done(2), *left)
     with (path / "events.jsonl").open("a") as file:
         file.write('{"time": 1, "event": "rou')  # cut by a kill
-    summary = look("x", path, stamp(str(path))).summary
+    summary = snapshot(path).summary
     assert (summary.done, summary.rounds, summary.method, summary.data) == (2, 9, "fedproto", "digits")
     assert summary.personal == done(2)["accuracy"]["personal"]["value"]
 
@@ -130,7 +133,7 @@ def test_numbers_that_json_does_not_have_are_left_out(tmp_path: Path) -> None:
     spoiled = result(CONFIG, [record(k, 9, 2, 0) for k in range(1, 10)])
     spoiled["accuracy"]["personal"]["final"] = float("inf")
     (path / "result.json").write_text(json.dumps(spoiled))
-    runs = Runs(tmp_path)
+    runs = RunIndex(tmp_path)
     (one,) = json.loads(json.dumps(runs.changes(0), allow_nan=False))["runs"]
     assert one["state"] == "finished" and one["personal"] is None and one["global"] is not None
     assert runs.rounds("run", 0, 0)["rounds"][0]["loss"] is None
@@ -159,11 +162,11 @@ def test_reading_in_parts_gives_what_reading_at_once_gives(
     whole, parts = folder / "whole", folder / "parts"
     whole.write_bytes(data)
     at_once, followed = History(whole), History(parts)
-    at_once.look()
+    at_once.update()
     known: dict[str, Any] = {"generation": 0, "rounds": []}
     for end in [*sorted(cuts), len(data)]:
         parts.write_bytes(data[:end])
-        followed.look()
+        followed.update()
         news = followed.since(known["generation"], len(known["rounds"]))
         # what a page does with an answer
         known = {"generation": news["generation"], "rounds": known["rounds"][: news["from"]] + news["rounds"]}
@@ -175,24 +178,24 @@ def test_only_what_changed_is_told(tmp_path: Path) -> None:
     first = run_folder(tmp_path / "a", STARTED)
     run_folder(tmp_path / "deep" / "er" / "b", STARTED)
     (tmp_path / "empty").mkdir()
-    runs = Runs(tmp_path)
+    runs = RunIndex(tmp_path)
     start = runs.changes(0)
-    assert start["whole"] and [run["id"] for run in start["runs"]] == ["a", "deep/er/b"]
+    assert start["full"] and [run["id"] for run in start["runs"]] == ["a", "deep/er/b"]
     assert runs.changes(start["revision"])["runs"] == []
     append(first, done(1))
     os.utime(first / "events.jsonl", (1, 1))
-    time.sleep(FRESH)
+    time.sleep(MIN_INTERVAL)
     news = runs.changes(start["revision"])
-    assert not news["whole"] and [(run["id"], run["done"], run["up"]) for run in news["runs"]] == [("a", 1, 1000)]
+    assert not news["full"] and [(run["id"], run["done"], run["up"]) for run in news["runs"]] == [("a", 1, 1000)]
     for file in first.iterdir():
         file.unlink()
-    time.sleep(FRESH)
-    assert runs.changes(news["revision"])["gone"] == ["a"]
-    assert runs.changes(start["revision"] - 2)["whole"]  # of an earlier server
+    time.sleep(MIN_INTERVAL)
+    assert runs.changes(news["revision"])["removed"] == ["a"]
+    assert runs.changes(start["revision"] - 2)["full"]  # of an earlier server
 
 
 def test_a_folder_that_is_a_run_itself(tmp_path: Path) -> None:
     run_folder(tmp_path / "run", STARTED, done(1))
-    runs = Runs(tmp_path / "run")
+    runs = RunIndex(tmp_path / "run")
     assert [run["id"] for run in runs.changes(0)["runs"]] == ["."]
     assert len(runs.rounds(".", 0, 0)["rounds"]) == 1 and runs.config(".")["settings"]["method.name"] == "fedproto"

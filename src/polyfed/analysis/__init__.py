@@ -1,1 +1,4 @@
-"""Measures of what was learned: similarity of features, maps of them. Pure functions over tensors that runs keep."""
+"""Analysis of learned features, as pure functions over tensors.
+
+`cka` has the similarity of features between models, `tsne` embeddings in two dimensions.
+"""

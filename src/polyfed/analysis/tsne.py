@@ -1,4 +1,4 @@
-"""Maps of features: t-SNE, with a fixed seed."""
+"""t-SNE embeddings of feature vectors in two dimensions, with a fixed seed."""
 
 from __future__ import annotations
 
@@ -8,18 +8,25 @@ import numpy as np
 
 from polyfed.errors import InputError
 
-LEAST = 4  # points that a map is made of
+MIN_VECTORS = 4
+SEED = 0
+EXACT = 200  # up to this number of vectors the gradient is computed exactly
 
 
-def flat_map(vectors: np.ndarray[Any, Any], *, perplexity: float = 30.0, seed: int = 0) -> np.ndarray[Any, Any]:
-    """Places [n, 2] for vectors [n, d]: near ones stay near, distances between far ones mean little.
+def perplexity_for(count: int) -> float:
+    """Return the perplexity for a number of vectors: 30, or less for fewer than 91 vectors."""
+    return min(30.0, (count - 1) / 3)
 
-    With few vectors the perplexity is lowered to a third of their number.
+
+def tsne_embedding(vectors: np.ndarray[Any, Any], *, seed: int = SEED) -> np.ndarray[Any, Any]:
+    """Return points [n, 2] for vectors [n, d]. Raise InputError for fewer than 4 vectors.
+
+    Neighbours stay neighbours; distances between far points have no meaning.
     """
-    if vectors.ndim != 2 or len(vectors) < LEAST:
-        raise InputError(f"a t-SNE needs at least {LEAST} vectors in a table; this has the shape {vectors.shape}")
+    if vectors.ndim != 2 or len(vectors) < MIN_VECTORS:
+        raise InputError(f"a t-SNE needs at least {MIN_VECTORS} vectors; the array has the shape {vectors.shape}")
     from sklearn.manifold import TSNE
 
-    fitting = min(perplexity, (len(vectors) - 1) / 3)
-    made = TSNE(2, perplexity=fitting, init="pca", random_state=seed)
-    return np.asarray(made.fit_transform(vectors.astype(np.float64)))
+    method = "exact" if len(vectors) <= EXACT else "barnes_hut"
+    tsne = TSNE(2, perplexity=perplexity_for(len(vectors)), init="pca", random_state=seed, method=method)
+    return np.asarray(tsne.fit_transform(vectors.astype(np.float64)))

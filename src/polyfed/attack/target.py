@@ -109,7 +109,7 @@ def _load_model(folder: RunFolder, client: Client, reply: Payload) -> str:
         if isinstance(value, dict) and value.keys() == own:
             client.load(reply.weights(name))
             return f"sent along as '{name}'"
-    last, _, _ = Checkpoints(folder.checkpoint_folder).newest()
+    last, _, _ = Checkpoints(folder.checkpoint_folder).load_latest()
     if last is None or client.name not in last.ledger.versions:
         raise InputError(f"{folder.path} has no checkpoint with the model of client {client.name}")
     states = FolderStore(folder.checkpoint_folder / CLIENT_STATES)

@@ -20,11 +20,11 @@ UNFINISHED = 10  # every tenth run has no result: its events are read from their
 
 def measure() -> dict[str, Any]:
     """Figures in seconds, as a browser on the same machine would wait."""
-    from polyfed.ui.server import open_page
+    from polyfed.ui.server import open_dashboard
 
     with tempfile.TemporaryDirectory() as folder:
         fill(Path(folder), RUNS, ROUNDS, CLIENTS)
-        page = open_page(Path(folder))
+        page = open_dashboard(Path(folder))
         thread = Thread(target=page.serve, daemon=True)
         thread.start()
         while not page.server.started:

@@ -39,10 +39,10 @@ def figure(
     from polyfed import report
 
     options = report.Options(measure, against, tuple(by or ()), round)
-    picture, left_out = report.figure(kind, folders, out, options=options, width=width, height=height)
+    spec, left_out = report.figure(kind, folders, out, options=options, width=width, height=height)
     for sentence in left_out:
         say(sentence)
-    put(f"{out}: {picture.title}. {picture.words}")
+    put(f"{out}: {spec.title}. {spec.caption}")
 
 
 COMMANDS = {"figure": figure}

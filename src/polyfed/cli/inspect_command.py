@@ -11,8 +11,8 @@ import typer
 from polyfed.cli.output import put, put_json, put_table
 
 if TYPE_CHECKING:
-    from polyfed.report.run_record import Record
-    from polyfed.report.uploads import Left
+    from polyfed.report.run_record import RunRecord
+    from polyfed.report.uploads import UploadSummary
 
 
 def inspect(
@@ -25,16 +25,16 @@ def inspect(
     from polyfed import catalogue
     from polyfed.errors import InputError, nearest
     from polyfed.report.run_record import read
-    from polyfed.report.uploads import only
+    from polyfed.report.uploads import uploads_of_client
 
     at = _of_site(folder)
     run = read(folder if at is None else at)
     known = {str(k) for k in range(int(run.config.get("clients", 0)))} | {
-        c for left in run.left for c in left.clients
+        c for left in run.uploads for c in left.bytes_by_client
     }
     if client is not None and client not in known:
         raise InputError(f"there is no client called '{client}' in {folder}; {nearest(client, known)}")
-    left = run.left if client is None else only(run.left, client)
+    left = run.uploads if client is None else uploads_of_client(run.uploads, client)
     listed = catalogue.methods().get(run.method)
     if json:
         put_json(_as_json(run, left, client))
@@ -42,9 +42,9 @@ def inspect(
     if at is not None:
         put(f"{run.method}: what left this site in its newest run, {at.name}.")
     else:
-        senders = {name for item in left for name in item.clients}
+        senders = {name for item in left for name in item.bytes_by_client}
         who = f"client {client}" if client is not None else f"{len(senders)} clients"
-        done = f"{len(run.rounds)} of {run.planned} rounds ({run.state})"
+        done = f"{len(run.rounds)} of {run.planned_rounds} rounds ({run.state})"
         put(f"{run.method} on {run.dataset}: what left {who} in {done}.")
     if listed is not None:
         put(f"By design a client of this method sends: {listed.sends_up}.")
@@ -54,7 +54,7 @@ def inspect(
     put_table(
         ["step", "field", "shape", "messages", "clients", "bytes", "protected"],
         [
-            [i.step, i.name, i.shape, i.messages, len(i.clients), f"{i.bytes:,}", _protected(run, i) or "no"]
+            [i.step, i.name, i.shape, i.messages, len(i.bytes_by_client), f"{i.bytes:,}", _protected(run, i) or "no"]
             for i in left
         ],
         right=(3, 4, 5),
@@ -78,13 +78,13 @@ def _of_site(folder: Path) -> Path | None:
     return max(runs, key=lambda path: (path / "events.jsonl").stat().st_mtime)
 
 
-def _protected(run: Record, left: Left) -> str | None:
-    from polyfed.report.uploads import protection
+def _protected(run: RunRecord, left: UploadSummary) -> str | None:
+    from polyfed.report.uploads import describe_protection
 
-    return protection(run.config, left.name)
+    return describe_protection(run.config, left.name)
 
 
-def _as_json(run: Record, left: Sequence[Left], client: str | None) -> dict[str, Any]:
+def _as_json(run: RunRecord, left: Sequence[UploadSummary], client: str | None) -> dict[str, Any]:
     return {
         "method": run.method,
         "state": run.state,
@@ -96,9 +96,9 @@ def _as_json(run: Record, left: Sequence[Left], client: str | None) -> dict[str,
                 "field": item.name,
                 "shapes": sorted(map(str, item.shapes)),
                 "messages": item.messages,
-                "clients": len(item.clients),
+                "clients": len(item.bytes_by_client),
                 "bytes": item.bytes,
-                "bytes_by_client": item.clients,
+                "bytes_by_client": item.bytes_by_client,
                 "protected": _protected(run, item) is not None,
                 "protection": _protected(run, item),
             }
@@ -108,19 +108,22 @@ def _as_json(run: Record, left: Sequence[Left], client: str | None) -> dict[str,
     }
 
 
-def _put_each(run: Record, left: Sequence[Left]) -> None:
-    models = {share.name: share.model for share in run.shares}
-    names = sorted({name for item in left for name in item.clients}, key=lambda name: (len(name), name))
+def _put_each(run: RunRecord, left: Sequence[UploadSummary]) -> None:
+    models = {one.name: one.model for one in run.clients}
+    names = sorted({name for item in left for name in item.bytes_by_client}, key=lambda name: (len(name), name))
     put_table(
         ["client", "model", *(f"{item.name}, bytes" for item in left)],
-        [[name, models.get(name, "-"), *(f"{item.clients.get(name, 0):,}" for item in left)] for name in names],
+        [
+            [name, models.get(name, "-"), *(f"{item.bytes_by_client.get(name, 0):,}" for item in left)]
+            for name in names
+        ],
         right=range(2, 2 + len(left)),
     )
 
 
-def sentences(run: Record, left: Sequence[Left], *, at_site: bool = False) -> list[str]:
+def sentences(run: RunRecord, left: Sequence[UploadSummary], *, at_site: bool = False) -> list[str]:
     """What the table means, for a reader who knows the law better than the method."""
-    from polyfed.report.uploads import spending
+    from polyfed.report.uploads import describe_privacy_cost
 
     refused = sum(failure.get("kind") == "refused" for failure in run.failures)
     said = [
@@ -148,7 +151,7 @@ def sentences(run: Record, left: Sequence[Left], *, at_site: bool = False) -> li
         said.append("Counts show how many samples a client holds.")
     spent = run.privacy
     if isinstance(spent, Mapping):
-        said += spending(spent, {name for item in left for name in item.clients})
+        said += describe_privacy_cost(spent, {name for item in left for name in item.bytes_by_client})
     return said
 
 

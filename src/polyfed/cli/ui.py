@@ -23,9 +23,9 @@ def ui(
     for needed in ("starlette", "uvicorn"):
         if importlib.util.find_spec(needed) is None:
             raise InputError(f"the page needs {needed}, which is not installed: pip install 'polyfed[ui]'")
-    from polyfed.ui.server import open_page
+    from polyfed.ui.server import open_dashboard
 
-    page = open_page(folder, host, port)
+    page = open_dashboard(folder, host, port)
     put(page.address)
     say("Ctrl-C ends the page; runs go on")
     page.serve()

@@ -1,4 +1,4 @@
-"""What can be read from a run's loss of the original task, `loss.by_round` of its result."""
+"""Quantities computed from the training loss by round, `loss.by_round` of a result."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 
 def loss_increase(by_round: Sequence[float | None]) -> list[float | None]:
-    """Per round, the loss minus the least so far: 0 wherever it falls to a new minimum (FedL2G, figures 1 and 3).
+    """Return for each round the loss minus the minimum so far (FedL2G, figures 1 and 3).
 
-    A round in which nobody trained has no loss, and no increase.
+    The increase is 0 at a new minimum, and None in a round without a loss.
     """
-    found: list[float | None] = []
-    least = float("inf")
+    increases: list[float | None] = []
+    minimum = float("inf")
     for loss in by_round:
         if loss is not None:
-            least = min(least, loss)
-        found.append(None if loss is None else loss - least)
-    return found
+            minimum = min(minimum, loss)
+        increases.append(None if loss is None else loss - minimum)
+    return increases

@@ -125,7 +125,7 @@ def compare_runs(
     groups: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
         groups.setdefault(tuple(format_value(run.lookup(key)) for key in keys), []).append(run)
-    ordered = dict(sorted(groups.items(), key=lambda item: [order_of(part) for part in item[0]]))
+    ordered = dict(sorted(groups.items(), key=lambda item: [sort_key(part) for part in item[0]]))
     spreads = {group: _spreads(members) for group, members in ordered.items()}
     bests = _bests(keys, spreads)
     versus = _baselines(keys, ordered, baseline)
@@ -154,7 +154,7 @@ def _keys(runs: Sequence[Run], asked: list[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*(["method"] if several or not asked else []), *asked]))
 
 
-def order_of(part: str) -> tuple[int, float, str]:
+def sort_key(part: str) -> tuple[int, float, str]:
     """Numbers by size, before words."""
     try:
         number = float(part)

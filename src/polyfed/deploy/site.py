@@ -30,7 +30,7 @@ from polyfed.engines.flower import Parcel
 from polyfed.errors import InputError, PayloadError, PolyfedError, StateError
 from polyfed.runs.atomic_files import write_atomically
 from polyfed.runs.folder import SITE_FILE, RunFolder
-from polyfed.runs.secret import secret_in
+from polyfed.runs.secret import load_secret
 from polyfed.runs.state_store import FolderStore
 
 MEASURED, LOSS = "evaluation", "loss"  # words of --allow for what is no field of a method
@@ -138,7 +138,7 @@ class Site:
             maker, offer = self._bring(config)
             self._check_same(folder.path / OFFER, run, maker, offer)
             if isinstance(maker, SiteFederation):
-                maker.secret = secret_in(self.folder)  # else whoever knows the run's seed could take its noise off
+                maker.secret = load_secret(self.folder)  # else whoever knows the run's seed could take its noise off
             engine = config.engine
             host = Host(
                 maker,

@@ -18,7 +18,7 @@ from polyfed.core.method import Method
 from polyfed.guards.privacy import PrivacyGuard
 from polyfed.guards.protections import Schedule, resolve
 from polyfed.models import ModelSpec, SplitModel, build
-from polyfed.runs.secret import derived
+from polyfed.runs.secret import derive_key
 from polyfed.training import Samples, TrainSettings
 
 
@@ -76,7 +76,7 @@ class FederationBase(ABC):
         tries = self.config.failures.repeats + 1 if self.config.failures.on_too_few == "repeat" else 1
         schedule = Schedule(max(rounds_by_client.values()), tries)
         # one secret for each run: no two runs of a site use the same noise
-        secret = derived(self.secret, "noise", self.config.run_name, self.config.hash())
+        secret = derive_key(self.secret, "noise", self.config.run_name, self.config.hash())
         return PrivacyGuard(resolve(self.config.privacy, self.method, schedule, self.multipliers), secret)
 
     def model(self, spec: ModelSpec, *stream: str) -> SplitModel:

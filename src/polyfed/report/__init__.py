@@ -1,4 +1,8 @@
-"""What people look at, drawn from run folders alone: a page over runs, and figures. Needs no torch."""
+"""HTML reports and figures of runs.
+
+`page` writes the report, `figure_kinds` lists the figures, `run_record` reads a run folder. Nothing here needs torch,
+the data or the models: run folders are the only input.
+"""
 
 from polyfed.report.figure_kinds import KINDS, figure
 from polyfed.report.figure_spec import Options

@@ -1,4 +1,4 @@
-"""Every kind of figure by its name."""
+"""Every kind of figure by its name, and the function behind `polyfed figure`."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from pathlib import Path
 from polyfed.errors import InputError, nearest
 from polyfed.report import client_figures, cost_figures, curve_figures, rendering, tensor_figures, trace_figures
 from polyfed.report.curve_figures import MEASURES
-from polyfed.report.figure_spec import Kind, Options, Picture
-from polyfed.report.run_record import Record, read_all
+from polyfed.report.figure_spec import FigureKind, FigureSpec, Options
+from polyfed.report.run_record import RunRecord, read_all
 
-KINDS: Mapping[str, Kind] = {
+KINDS: Mapping[str, FigureKind] = {
     kind.name: kind
     for kind in (
-        Kind("curves", "accuracy by round, with a band over seeds", curve_figures.accuracy_curves),
-        Kind("loss", "training loss by round", curve_figures.loss_curves),
-        Kind("loss-increase", "training loss above its lowest so far", curve_figures.loss_increase),
-        Kind(
+        FigureKind("curves", "accuracy by round, with a band over seeds", curve_figures.accuracy_curves),
+        FigureKind("loss", "training loss by round", curve_figures.loss_curves),
+        FigureKind("loss-increase", "training loss above its minimum so far", curve_figures.loss_increase_curves),
+        FigureKind(
             "cost",
-            "accuracy against bytes or seconds, with the front that nobody beats",
+            "accuracy against bytes or seconds, with the Pareto front",
             cost_figures.accuracy_against_cost,
         ),
-        Kind("phases", "seconds a round by what they are spent on", cost_figures.phases),
-        Kind("sensitivity", "accuracy against the values of one setting (--by)", cost_figures.sensitivity),
-        Kind("clients", "accuracy of each client, sorted", client_figures.by_client),
-        Kind("architectures", "accuracy by architecture, from small to large", client_figures.by_architecture),
-        Kind("partition", "which client holds how much of which class", client_figures.partition, one_run=True),
-        Kind("layers", "FedFree's layers, by client", trace_figures.layers, one_run=True),
-        Kind("inco", "InCo's theta and beta by round", trace_figures.inco, one_run=True),
-        Kind("cka", "similarity of the clients' features", tensor_figures.cka, one_run=True),
-        Kind("tsne", "guiding vectors in two dimensions", tensor_figures.tsne, one_run=True),
-        Kind("features", "features of test samples in two dimensions", tensor_figures.features, one_run=True),
-        Kind("synthetic", "images that a method made up", tensor_figures.synthetic, one_run=True),
+        FigureKind("phases", "seconds per round by phase", cost_figures.phases),
+        FigureKind("sensitivity", "accuracy against the values of one setting (--by)", cost_figures.sensitivity),
+        FigureKind("clients", "accuracy of each client, sorted", client_figures.by_client),
+        FigureKind("architectures", "accuracy by architecture, from small to large", client_figures.by_architecture),
+        FigureKind("partition", "label distribution of the clients", client_figures.partition, one_run=True),
+        FigureKind("layers", "FedFree: layers sent and received, by client", trace_figures.layers, one_run=True),
+        FigureKind("inco", "InCo: theta and beta by round", trace_figures.inco, one_run=True),
+        FigureKind("cka", "similarity of the clients' features", tensor_figures.cka, one_run=True),
+        FigureKind("tsne", "FedL2G: guiding vectors in two dimensions", tensor_figures.tsne, one_run=True),
+        FigureKind("features", "features of test samples in two dimensions", tensor_figures.features, one_run=True),
+        FigureKind("synthetic", "synthetic images of a method", tensor_figures.synthetic, one_run=True),
     )
 }
 
 
-def make(kind: str, records: Sequence[Record], options: Options) -> Picture:
-    """A picture of some runs; what they do not hold is said in one sentence."""
+def make(kind: str, records: Sequence[RunRecord], options: Options) -> FigureSpec:
+    """Make a figure of some runs. Raise InputError if they do not hold the data that it shows."""
     wanted = KINDS[kind]
     if wanted.one_run and len(records) > 1:
         names = ", ".join(str(record.path) for record in records[:3])
@@ -48,9 +48,9 @@ def make(kind: str, records: Sequence[Record], options: Options) -> Picture:
     try:
         return wanted.make(records, options)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        found = ", ".join(str(record.path) for record in records[:3])
+        names = ", ".join(str(record.path) for record in records[:3])
         raise InputError(
-            f"{found} holds what a figure '{kind}' cannot be drawn from: {type(error).__name__}: {error}"
+            f"the figure '{kind}' cannot be drawn from {names}: {type(error).__name__}: {error}"
         ) from None
 
 
@@ -62,14 +62,17 @@ def figure(
     options: Options | None = None,
     width: float | None = None,
     height: float | None = None,
-) -> tuple[Picture, list[str]]:
-    """Draw runs into a file, or write the numbers where it ends in .csv; gives the picture, and what was left out."""
+) -> tuple[FigureSpec, list[str]]:
+    """Draw runs into a file, or write the data if its name ends in .csv.
+
+    Return the figure, and an error message for each broken run.
+    """
     path, options = Path(out), options or Options()
     if kind not in KINDS:
         raise InputError(f"there is no figure called '{kind}'; {nearest(kind, KINDS)}")
-    known = (*rendering.SUFFIXES, ".csv")
-    if path.suffix.lower() not in known:
-        raise InputError(f"the figure's file is '{path}'; expected a name that ends in {', '.join(known)}")
+    suffixes = (*rendering.SUFFIXES, ".csv")
+    if path.suffix.lower() not in suffixes:
+        raise InputError(f"the figure's file is '{path}'; expected a name that ends in {', '.join(suffixes)}")
     if options.measure not in MEASURES:
         raise InputError(f"--measure is '{options.measure}'; {nearest(options.measure, MEASURES)}")
     if options.against not in ("bytes", "seconds"):
@@ -80,6 +83,6 @@ def figure(
     records, broken = read_all(Path(folder) for folder in folders)
     if not records:
         raise InputError(f"every run is broken: {next(iter(broken.values()))}")
-    picture = make(kind, records, options)
-    rendering.write(picture, path, width=width, height=height)
-    return picture, list(broken.values())
+    spec = make(kind, records, options)
+    rendering.save_figure(spec, path, width=width, height=height)
+    return spec, list(broken.values())

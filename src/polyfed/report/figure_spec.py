@@ -1,4 +1,4 @@
-"""A figure before it is drawn: its numbers, what it shows in words, and how matplotlib draws it."""
+"""A figure before it is drawn: its data, its caption, and the function that draws it with matplotlib."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from polyfed.report.run_record import Record
+    from polyfed.report.run_record import RunRecord
 
 Cell = str | int | float | None
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a user may choose about a figure."""
+    """Options of a figure that a user can set."""
 
     measure: str = "personal"  # which accuracy: personal or global
     against: str = "bytes"  # the cost: bytes or seconds
-    by: tuple[str, ...] = ()  # config keys that keep runs apart, besides the method
-    round: int | None = None  # which round, for figures that show one; else the last
+    by: tuple[str, ...] = ()  # config keys that group runs, in addition to the method
+    round: int | None = None  # which round, for figures that show one; default: the last
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A figure. `rows` are its numbers: everything that is drawn, so that it can be checked or drawn elsewhere."""
+class FigureSpec:
+    """A figure. `rows` holds everything that is drawn, so that it can be checked or drawn with another tool."""
 
     title: str
-    words: str  # for those who cannot see it, and as a caption
+    caption: str  # also the text alternative for screen readers
     columns: tuple[str, ...]
     rows: Sequence[tuple[Cell, ...]]
     draw: Callable[[Figure], None]
@@ -38,25 +38,25 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Kind:
-    """A sort of figure, made from runs. `make` raises InputError where the runs do not hold what it shows."""
+class FigureKind:
+    """A kind of figure. `make` raises InputError if the runs do not hold the data that it shows."""
 
     name: str
-    about: str
-    make: Callable[[Sequence[Record], Options], Picture]
+    description: str
+    make: Callable[[Sequence[RunRecord], Options], FigureSpec]
     one_run: bool = False
 
 
 @dataclass(frozen=True)
-class Look:
-    """How a line or point is told from others: by colour, and in grey by dashes and marker."""
+class Style:
+    """How a line or point is drawn: by colour, and for grey print by dashes and marker."""
 
     color: str
     dashes: str | tuple[int, tuple[float, ...]]
     marker: str
 
 
-# colours that people with any kind of colour vision can tell apart
+# distinguishable with every kind of colour vision
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#8c6bb1", "#999933")
 DARK_COLORS = ("#3fa3e0", "#f0803c", "#2fc79b", "#e29bc4", "#8fd0f5", "#f0bb45", "#b39ad6", "#bdbd5c")  # on black
 DASHES: tuple[str | tuple[int, tuple[float, ...]], ...] = (
@@ -70,21 +70,22 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "h", "*", "<", ">")
 HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "||||", "oooo", "----")
 
 
-def look(at: int) -> Look:
-    return Look(COLORS[at % len(COLORS)], DASHES[at % len(DASHES)], MARKERS[at % len(MARKERS)])
+def style_for(index: int) -> Style:
+    """Return the style of the n-th series of a figure."""
+    return Style(COLORS[index % len(COLORS)], DASHES[index % len(DASHES)], MARKERS[index % len(MARKERS)])
 
 
 @dataclass
 class Group:
-    """Runs that are repetitions of each other, under one label."""
+    """Runs that differ in their seed only, under one label."""
 
     label: str
-    look: Look
-    records: list[Record] = field(default_factory=list)
+    style: Style
+    records: list[RunRecord] = field(default_factory=list)
 
 
-def plain(axes: Axes) -> Axes:
-    """Axes without a box: two lines and a faint grid say enough."""
+def style_axes(axes: Axes) -> Axes:
+    """Remove the upper and right spine and add a grid."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(True)
     axes.set_axisbelow(True)
@@ -92,7 +93,7 @@ def plain(axes: Axes) -> Axes:
 
 
 def legend(figure: Figure, title: str | None = None) -> None:
-    """Below the axes, where it hides nothing. A single line needs none."""
+    """Add a legend below the axes if there is more than one label."""
     labels = [label for axes in figure.axes for label in axes.get_legend_handles_labels()[1]]
     if len(labels) > 1:
         longest = max(map(len, labels))
@@ -100,8 +101,8 @@ def legend(figure: Figure, title: str | None = None) -> None:
         figure.legend(loc="outside lower center", ncols=columns, handlelength=2.6, title=title)
 
 
-def whole_rounds(axes: Axes) -> None:
-    """Ticks at whole numbers: there is no round two and a half."""
+def integer_ticks(axes: Axes) -> None:
+    """Place the ticks of the x axis at integers."""
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))

@@ -1,4 +1,4 @@
-"""From pictures to files and to SVG inside a page. The only place that sets how matplotlib draws."""
+"""Render figures with matplotlib: to files, and to SVG inside a page. All matplotlib settings are here."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 from xml.etree import ElementTree
 
 from polyfed.errors import InputError, StateError
-from polyfed.report.figure_spec import COLORS, Picture
+from polyfed.report.figure_spec import COLORS, FigureSpec
 from polyfed.runs.atomic_files import write_atomically
 
 SUFFIXES = (".png", ".svg", ".pdf")
 SVG = "http://www.w3.org/2000/svg"
 XLINK = "http://www.w3.org/1999/xlink"
-# stand-ins that a page replaces by its own colours, so that a figure follows light and dark
+# placeholders that a page replaces by its own colours, so that figures follow light and dark mode
 TEXT, GRID = "#010203", "#040506"
 _STYLE: dict[str, Any] = {
     "font.family": "sans-serif",
@@ -35,15 +35,15 @@ _STYLE: dict[str, Any] = {
     "lines.linewidth": 1.5,
     "lines.markersize": 4,
     "hatch.linewidth": 0.6,
-    "image.cmap": "cividis",  # grows lighter evenly, so that it can be read in grey
-    "text.parse_math": False,  # a name with a dollar is a name
+    "image.cmap": "cividis",  # monotonic lightness: readable in grey print
+    "text.parse_math": False,  # names may contain a dollar sign
     "axes.unicode_minus": True,
-    "pdf.fonttype": 42,  # TrueType fonts inside the file, as journals ask
-    "svg.hashsalt": "polyfed",  # equal figures are equal files
+    "pdf.fonttype": 42,  # embed TrueType fonts, as journals require
+    "svg.hashsalt": "polyfed",  # equal figures give equal files
     "savefig.dpi": 300,
 }
 _IN_PAGE = {
-    "svg.fonttype": "none",  # text stays text: it can be searched, copied and read aloud
+    "svg.fonttype": "none",  # text stays text: searchable and accessible to screen readers
     "text.color": TEXT,
     "axes.labelcolor": TEXT,
     "axes.edgecolor": TEXT,
@@ -51,7 +51,7 @@ _IN_PAGE = {
     "ytick.color": TEXT,
     "grid.color": GRID,
 }
-_IN_FILE = {"svg.fonttype": "path", "grid.color": "#d9d9d9"}  # a file looks the same without our fonts
+_IN_FILE = {"svg.fonttype": "path", "grid.color": "#d9d9d9"}  # a file looks the same on machines without the fonts
 
 
 @contextmanager
@@ -60,100 +60,100 @@ def _styled(more: dict[str, Any]) -> Iterator[None]:
 
     settings: Any = {**_STYLE, **more}
     with matplotlib.rc_context(rc=settings), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # such as for letters of a name that the font does not have
+        warnings.simplefilter("ignore")  # for example about glyphs that the font lacks
         yield
 
 
-def write(picture: Picture, path: Path, *, width: float | None = None, height: float | None = None) -> None:
-    """A picture as a file; its suffix says in which format, .csv meaning the numbers."""
+def save_figure(spec: FigureSpec, path: Path, *, width: float | None = None, height: float | None = None) -> None:
+    """Write a figure to a file. The suffix selects the format; .csv writes the data."""
     from matplotlib.figure import Figure
 
-    size = (width or picture.size[0], height or picture.size[1])
+    size = (width or spec.size[0], height or spec.size[1])
     try:
         if path.suffix.lower() == ".csv":
-            write_atomically(path, numbers(picture).encode(), durable=False)
+            write_atomically(path, to_csv(spec).encode(), durable=False)
             return
         with _styled(_IN_FILE):
             figure = Figure(figsize=size, layout="constrained")
-            picture.draw(figure)
+            spec.draw(figure)
             dates = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-            drawn = io.BytesIO()
+            buffer = io.BytesIO()
             figure.savefig(
-                drawn, format=path.suffix[1:].lower(), facecolor="white", metadata=dates[path.suffix.lower()]
+                buffer, format=path.suffix[1:].lower(), facecolor="white", metadata=dates[path.suffix.lower()]
             )
-        write_atomically(path, drawn.getvalue(), durable=False)
+        write_atomically(path, buffer.getvalue(), durable=False)
     except (OSError, StateError) as error:
         raise InputError(str(error).replace("could not be", "cannot be")) from None
     except _UNDRAWABLE as error:
-        raise _refusal(picture, error) from None
+        raise _undrawable(spec, error) from None
 
 
-# what matplotlib answers to numbers that no axis can hold
+# errors of matplotlib for values that no axis can show
 _UNDRAWABLE = (ValueError, TypeError, OverflowError, ArithmeticError, MemoryError)
 
 
-def _refusal(picture: Picture, error: Exception) -> InputError:
-    return InputError(f"'{picture.title}' cannot be drawn from these numbers: {type(error).__name__}: {error}")
+def _undrawable(spec: FigureSpec, error: Exception) -> InputError:
+    return InputError(f"'{spec.title}' cannot be drawn from these values: {type(error).__name__}: {error}")
 
 
-def numbers(picture: Picture) -> str:
-    """What a picture shows, as csv."""
+def to_csv(spec: FigureSpec) -> str:
+    """Return the data of a figure as CSV."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(picture.columns)
-    writer.writerows(["" if cell is None else cell for cell in row] for row in picture.rows)
+    writer.writerow(spec.columns)
+    writer.writerows(["" if cell is None else cell for cell in row] for row in spec.rows)
     return text.getvalue()
 
 
-def inline(picture: Picture, ident: str) -> str:
-    """A picture as an SVG element of a page: scalable, in the page's colours, named for those who cannot see it."""
+def inline_svg(spec: FigureSpec, prefix: str) -> str:
+    """Return a figure as an SVG element of a page, in the colours of the page, with a title for screen readers."""
     from matplotlib.figure import Figure
 
-    drawn = io.StringIO()
+    buffer = io.StringIO()
     try:
         with _styled(_IN_PAGE):
-            figure = Figure(figsize=picture.size, layout="constrained")
-            picture.draw(figure)
-            figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None})
+            figure = Figure(figsize=spec.size, layout="constrained")
+            spec.draw(figure)
+            figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     except _UNDRAWABLE as error:
-        raise _refusal(picture, error) from None
+        raise _undrawable(spec, error) from None
     ElementTree.register_namespace("", SVG)
     ElementTree.register_namespace("xlink", XLINK)
-    root = ElementTree.fromstring(drawn.getvalue())
-    _own_idents(root, ident)
+    root = ElementTree.fromstring(buffer.getvalue())
+    _prefix_ids(root, prefix)
     for element in [e for e in root if e.tag.endswith("metadata")]:
         root.remove(element)
     for style in root.iter(f"{{{SVG}}}style"):
-        style.text = ""  # the page has it
+        style.text = ""  # the page has its own
     root.attrib.pop("width", None)
     root.attrib.pop("height", None)
     root.attrib.pop("version", None)
     root.set("role", "img")
-    root.set("aria-labelledby", f"{ident}-title")
-    title = ElementTree.Element(f"{{{SVG}}}title", {"id": f"{ident}-title"})
-    title.text = f"{picture.title}. {picture.words}"
+    root.set("aria-labelledby", f"{prefix}-title")
+    title = ElementTree.Element(f"{{{SVG}}}title", {"id": f"{prefix}-title"})
+    title.text = f"{spec.title}. {spec.caption}"
     root.insert(0, title)
     text = ElementTree.tostring(root, encoding="unicode")
     text = text.replace(TEXT, "currentColor").replace(GRID, "var(--grid)")
-    for at, color in enumerate(COLORS):
-        text = text.replace(color, f"var(--c{at})")
+    for index, color in enumerate(COLORS):
+        text = text.replace(color, f"var(--c{index})")
     return text
 
 
-def _own_idents(root: ElementTree.Element, ident: str) -> None:
-    """Idents are unique in a page: the few that something refers to get a prefix, the others go."""
+def _prefix_ids(root: ElementTree.Element, prefix: str) -> None:
+    """Make ids unique in a page: prefix the ids that are referenced, and remove the others."""
     link = f"{{{XLINK}}}href"
     used: set[str] = set()
     for element in root.iter():
         for key, value in element.attrib.items():
             if key == link and value.startswith("#"):
                 used.add(value[1:])
-                element.set(key, f"#{ident}-{value[1:]}")
+                element.set(key, f"#{prefix}-{value[1:]}")
             elif "url(#" in value:
                 name = value.partition("url(#")[2].partition(")")[0]
                 used.add(name)
-                element.set(key, value.replace(f"url(#{name})", f"url(#{ident}-{name})"))
+                element.set(key, value.replace(f"url(#{name})", f"url(#{prefix}-{name})"))
     for element in root.iter():
         name = element.attrib.pop("id", "")
         if name in used:
-            element.set("id", f"{ident}-{name}")
+            element.set("id", f"{prefix}-{name}")

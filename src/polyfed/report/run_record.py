@@ -1,11 +1,12 @@
-"""One run as its folder tells it: finished, still going, stopped or dead. Read once, line by line, without torch."""
+"""Read a run folder into a `RunRecord`, whether the run has finished, is running, was stopped or died.
+
+Events are read once, line by line, without torch.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import re
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,42 +14,42 @@ from typing import Any
 
 from polyfed.comparison.runs import Run, run_folders
 from polyfed.errors import InputError
-from polyfed.report.uploads import Left, summed
+from polyfed.report.events import read_events
+from polyfed.report.uploads import UploadSummary, summarise_uploads
 from polyfed.runs import lock_owner
 from polyfed.runs.config_text import format_value
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.records import Result, RoundRecord
 
-SILENT = 600.0  # seconds after which a process that cannot be looked at counts as gone
 PHASES = ("train", "evaluate", "server")
 STATES = {
     "finished": "finished",
     "running": "running",
-    "stopped": "stopped by its user; `polyfed resume` goes on",
+    "stopped": "stopped by the user; `polyfed resume` continues the run",
     "failed": "ended with an error",
-    "died": "ended without a word, such as by a kill; `polyfed resume` goes on",
+    "died": "the process ended without a message, for example by a kill; `polyfed resume` continues the run",
 }
 
 
-def clean(text: object, most: int = 120) -> str:
-    """A name from a folder as one line that every format can hold."""
+def clean(text: object, limit: int = 120) -> str:
+    """Format text from a run folder as one printable line of limited length."""
     line = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
-    return line if len(line) <= most else line[: most - 1] + "…"
+    return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
 @dataclass(frozen=True)
-class Share:
-    """One client: its model and its samples by class."""
+class ClientData:
+    """A client's model and training data: number of samples by class."""
 
     name: str
     model: str
-    numbers: int
-    train: Mapping[int, int]
+    parameters: int
+    train_counts: Mapping[int, int]
 
 
 @dataclass
-class Record:
-    """A run. Lists by round are in the order of `rounds`, which holds their numbers."""
+class RunRecord:
+    """A run. Lists over rounds have one value for each number in `rounds`."""
 
     path: Path
     config: dict[str, Any]
@@ -57,16 +58,16 @@ class Record:
     reason: str = ""
     rounds: list[int] = field(default_factory=list)
     accuracy: dict[str, list[float | None]] = field(default_factory=dict)
-    by_client: dict[str, list[float | None]] = field(default_factory=dict)  # of the last round that was measured
+    accuracy_by_client: dict[str, list[float | None]] = field(default_factory=dict)  # in the last evaluated round
     loss: list[float | None] = field(default_factory=list)
-    up: list[int] = field(default_factory=list)  # bytes of tensors, as in result.json
-    down: list[int] = field(default_factory=list)
+    upload_bytes: list[int] = field(default_factory=list)  # bytes of tensors, as in result.json
+    download_bytes: list[int] = field(default_factory=list)
     seconds: dict[str, list[float]] = field(default_factory=dict)
-    left: list[Left] = field(default_factory=list)
+    uploads: list[UploadSummary] = field(default_factory=list)
     failures: list[Mapping[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    told: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # events of the method, by kind
-    shares: list[Share] = field(default_factory=list)
+    method_events: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # events of the method, by kind
+    clients: list[ClientData] = field(default_factory=list)
     class_names: list[str] = field(default_factory=list)
 
     @property
@@ -88,7 +89,7 @@ class Record:
         return int(self.config.get("seed", 0))
 
     @property
-    def planned(self) -> int:
+    def planned_rounds(self) -> int:
         return int(self.config.get("rounds", len(self.rounds)))
 
     @property
@@ -97,121 +98,101 @@ class Record:
         return None if self.result is None else self.result.get("privacy")
 
     def check(self) -> None:
-        """Raise where a value is not what everything else takes it for."""
-        numbers: list[float | int | None] = [self.seed, self.planned, *self.loss, *self.up, *self.down]
-        for by_kind in (self.accuracy, self.by_client):
+        """Raise TypeError if a value that figures use as a number is not a number."""
+        numbers: list[float | int | None] = [self.seed, self.planned_rounds, *self.loss]
+        numbers += [*self.upload_bytes, *self.download_bytes]
+        for by_kind in (self.accuracy, self.accuracy_by_client):
             numbers += [value for series in by_kind.values() for value in series]
         numbers += [value for series in self.seconds.values() for value in series]
-        numbers += [left.bytes for left in self.left]
+        numbers += [upload.bytes for upload in self.uploads]
         for value in numbers:
             if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-                raise TypeError(f"{value!r} stands where a number is expected")
+                raise TypeError(f"expected a number, found {value!r}")
 
     def as_run(self) -> Run:
+        """Return the run as the comparison takes it."""
         return Run(str(self.path), self.result or Result(method=self.method, seed=self.seed), self.config)
 
     def setting(self, key: str) -> str:
-        """A value of the config by its dotted key, as text."""
+        """Return a value of the config by its dotted key, as text."""
         return clean(format_value(self.as_run().lookup(key)))
 
-    def last(self, kind: str) -> float | None:
+    def final_accuracy(self, kind: str) -> float | None:
         return next((value for value in reversed(self.accuracy.get(kind, [])) if value is not None), None)
 
-    def best(self, kind: str) -> float | None:
+    def best_accuracy(self, kind: str) -> float | None:
         return max((value for value in self.accuracy.get(kind, []) if value is not None), default=None)
 
     def model_of(self, client: int) -> str:
-        return self.shares[client].model if client < len(self.shares) else ""
+        return self.clients[client].model if client < len(self.clients) else ""
 
     def artifacts(self, kind: str) -> list[tuple[int, Path]]:
-        """Rounds and files of tensors that the method kept under a name."""
-        found = []
+        """Return the tensor files of a kind with their rounds, in order of rounds."""
+        files = []
         for path in (self.path / "artifacts").glob(f"{kind}-*.safetensors"):
             with contextlib.suppress(ValueError):
-                found.append((int(path.stem.removeprefix(f"{kind}-")), path))
-        return sorted(found)
+                files.append((int(path.stem.removeprefix(f"{kind}-")), path))
+        return sorted(files)
 
 
-def read_all(folders: Iterable[Path]) -> tuple[list[Record], dict[Path, str]]:
-    """Every run in some folders, and why the folders that are broken are."""
-    records: list[Record] = []
+def read_all(folders: Iterable[Path]) -> tuple[list[RunRecord], dict[Path, str]]:
+    """Read every run at or below some folders. Return the records, and an error message for each broken run."""
+    records: list[RunRecord] = []
     broken: dict[Path, str] = {}
-    seen: set[Path] = set()
-    looked = list(folders)
-    for path in (found for folder in looked for found in run_folders(folder)):
-        if path.resolve() in seen:
+    visited: set[Path] = set()
+    roots = list(folders)
+    for path in (run for root in roots for run in run_folders(root)):
+        if path.resolve() in visited:
             continue
-        seen.add(path.resolve())
+        visited.add(path.resolve())
         try:
             records.append(read(path))
         except InputError as error:
             broken[path] = str(error)
-    if not seen:
-        raise InputError(f"there is no run in {', '.join(map(str, looked)) or 'nothing'}")
+    if not visited:
+        raise InputError(f"there is no run in {', '.join(map(str, roots)) or 'nothing'}")
     return records, broken
 
 
-def read(path: Path) -> Record:
-    """One run; InputError says what is wrong with a folder that polyfed did not leave so."""
+def read(path: Path) -> RunRecord:
+    """Read one run folder. Raise InputError if its files are damaged."""
     folder = RunFolder(path)
-    busy = _at_work(folder)  # before the events: a run that ends meanwhile is still shown as it was
+    active = _active(folder)  # before the events: a run that ends meanwhile is shown as it was
     try:
-        record = Record(path, folder.config(), folder.result(), "died")
+        record = RunRecord(path, folder.config(), folder.result(), "died")
         _read_events(record, folder)
-        _read_shares(record, folder)
+        _read_clients(record, folder)
         if not record.rounds and record.result is not None:
             _from_result(record, record.result)
         record.check()
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise InputError(f"{path} holds what polyfed did not write: {type(error).__name__}: {error}") from None
+        raise InputError(
+            f"{path} is damaged or was not written by polyfed: {type(error).__name__}: {error}"
+        ) from None
     if record.result is not None:
         record.state = "finished"
-    elif busy:
+    elif active:
         record.state, record.reason = "running", ""
     return record
 
 
-def _at_work(folder: RunFolder) -> bool:
-    """Whether a process works on the folder now. One on another machine is believed while it writes."""
-    who = lock_owner.read(folder.lock_file)
-    if who is None or who.here():
-        return who is not None and who.alive()
-    try:
-        return time.time() - folder.events_file.stat().st_mtime < SILENT
-    except OSError:
+def _active(folder: RunFolder) -> bool:
+    """Return whether a process is working on the folder now."""
+    owner = lock_owner.read(folder.lock_file)
+    if owner is None:
         return False
+    try:
+        return owner.active(folder.events_file.stat().st_mtime)
+    except OSError:
+        return owner.active(0.0)
 
 
-# how a line about what left a client begins; most lines are such, and the rest of one is the same in most rounds
-_LEFT = re.compile(r'\{"time": [0-9.]+, "round": ([0-9]+), (?="client": )')
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Events in order; a line that a kill has cut is left out."""
-    decode = json.JSONDecoder().decode
-    seen: dict[str, dict[str, Any]] = {}  # what stands after the round, decoded once
-    with contextlib.suppress(FileNotFoundError), path.open(encoding="utf-8", errors="replace") as file:
-        for line in file:
-            begin = _LEFT.match(line)
-            if begin is not None and (same := seen.get(line[begin.end() :])) is not None:
-                yield {**same, "round": int(begin[1])}
-                continue
-            try:
-                event = decode(line)
-            except json.JSONDecodeError:
-                continue
-            if isinstance(event, dict) and isinstance(event.get("event"), str):
-                if begin is not None and event["event"] == "left":
-                    seen[line[begin.end() :]] = event
-                yield event
-
-
-def _read_events(record: Record, folder: RunFolder) -> None:
+def _read_events(record: RunRecord, folder: RunFolder) -> None:
     rounds: dict[int, RoundRecord] = {}
     evaluated: int | None = None  # the last round with accuracies
-    # left, failure and method events by round, so that what a resumed run does again counts once
-    kept: dict[str, dict[int, list[dict[str, Any]]]] = {"left": {}, "failure": {}, "method": {}}
-    for event in _lines(folder.events_file):
+    # by round, so that events of rounds that a resumed run repeats count once
+    by_round: dict[str, dict[int, list[dict[str, Any]]]] = {"left": {}, "failure": {}, "method": {}}
+    for event in read_events(folder.events_file):
         match event["event"]:
             case "round":
                 one = RoundRecord.from_dict(event)
@@ -222,11 +203,14 @@ def _read_events(record: Record, folder: RunFolder) -> None:
                     evaluated = one.round
                 rounds[one.round] = one
             case "left" | "failure" | "method":
-                kept[event["event"]].setdefault(int(event["round"]), []).append(event)
+                by_round[event["event"]].setdefault(int(event["round"]), []).append(event)
             case "started" | "resumed":
-                since = int(event["round"]) if event["event"] == "resumed" else 0
-                rounds = {number: of for number, of in rounds.items() if number <= since}
-                kept = {kind: {n: of for n, of in by.items() if n <= since} for kind, by in kept.items()}
+                last = int(event["round"]) if event["event"] == "resumed" else 0
+                rounds = {number: one for number, one in rounds.items() if number <= last}
+                by_round = {
+                    kind: {number: events for number, events in numbered.items() if number <= last}
+                    for kind, numbered in by_round.items()
+                }
                 record.state, record.reason = "died", ""
             case "stopped":
                 record.state, record.reason = "stopped", f"after round {event.get('round', '?')}"
@@ -235,60 +219,61 @@ def _read_events(record: Record, folder: RunFolder) -> None:
             case "note":
                 record.notes.append(clean(event.get("message", ""), 400))
             case _:
-                pass  # what later versions record besides
+                pass  # events of later versions
 
-    def flat(kind: str) -> Iterator[dict[str, Any]]:
-        for number in sorted(kept[kind]):
-            yield from kept[kind][number]
+    def in_order(kind: str) -> Iterator[dict[str, Any]]:
+        for number in sorted(by_round[kind]):
+            yield from by_round[kind][number]
 
     _fill(record, [rounds[number] for number in sorted(rounds)])
-    record.left = summed(flat("left"))
-    record.failures = list(flat("failure"))
-    for event in flat("method"):
-        record.told.setdefault(str(event.get("kind")), []).append(event)
+    record.uploads = summarise_uploads(in_order("left"))
+    record.failures = list(in_order("failure"))
+    for event in in_order("method"):
+        record.method_events.setdefault(str(event.get("kind")), []).append(event)
 
 
-def _fill(record: Record, rounds: Sequence[RoundRecord]) -> None:
+def _fill(record: RunRecord, rounds: Sequence[RoundRecord]) -> None:
     kinds = dict.fromkeys(kind for one in rounds for kind in one.accuracy)
     record.rounds = [one.round for one in rounds]
     record.accuracy = {kind: [one.accuracy_value(kind) for one in rounds] for kind in kinds}
     for kind in kinds:
         last = [one.accuracy[kind] for one in rounds if kind in one.accuracy][-1]
-        record.by_client[kind] = list(last.by_client)
+        record.accuracy_by_client[kind] = list(last.by_client)
     record.loss = [one.loss for one in rounds]
-    record.up = [one.upload_bytes for one in rounds]
-    record.down = [one.download_bytes for one in rounds]
+    record.upload_bytes = [one.upload_bytes for one in rounds]
+    record.download_bytes = [one.download_bytes for one in rounds]
     parts = dict.fromkeys(part for one in rounds for part in one.seconds)
     record.seconds = {part: [float(one.seconds.get(part, 0.0)) for one in rounds] for part in parts}
 
 
-def _from_result(record: Record, result: Result) -> None:
+def _from_result(record: RunRecord, result: Result) -> None:
     """Fill the series of a run whose events were deleted."""
     record.rounds = list(range(1, result.rounds + 1))
     for kind, measured in result.accuracy.items():
         if measured is not None:
             record.accuracy[kind] = list(measured.by_round)
-            record.by_client[kind] = list(measured.by_client)
+            record.accuracy_by_client[kind] = list(measured.by_client)
     record.loss = list(result.loss_by_round)
-    record.up, record.down = list(result.upload_bytes_by_round), list(result.download_bytes_by_round)
+    record.upload_bytes = list(result.upload_bytes_by_round)
+    record.download_bytes = list(result.download_bytes_by_round)
     record.seconds = {"total": list(result.seconds_by_round)}
     record.failures = list(result.failures)
 
 
-def _read_shares(record: Record, folder: RunFolder) -> None:
+def _read_clients(record: RunRecord, folder: RunFolder) -> None:
     try:
-        found = json.loads(folder.clients_file.read_text())
+        raw = json.loads(folder.clients_file.read_text())
     except FileNotFoundError:
-        return  # a run of an earlier version, or of parties that keep such counts to themselves
+        return  # a run of an earlier version, or of sites that do not share these counts
     except OSError as error:
         raise InputError(f"{folder.clients_file} cannot be read: {error.strerror}") from None
-    record.class_names = [clean(name, 40) for name in found["class_names"]]
-    record.shares = [
-        Share(
-            clean(one["name"], 40),
-            clean(one["model"], 40),
-            int(one["numbers"]),
-            {int(label): int(count) for label, count in one["train"].items()},
+    record.class_names = [clean(name, 40) for name in raw["class_names"]]
+    record.clients = [
+        ClientData(
+            clean(client["name"], 40),
+            clean(client["model"], 40),
+            int(client["numbers"]),
+            {int(label): int(count) for label, count in client["train"].items()},
         )
-        for one in found["clients"]
+        for client in raw["clients"]
     ]

@@ -1,4 +1,4 @@
-"""What a page says about each run in tables: where it stands, what left its clients, what failed, its settings."""
+"""Tables of the report about each run: state, uploads, failures and settings."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from polyfed.report.run_record import STATES, Record, clean
-from polyfed.report.uploads import protection
+from polyfed.report.run_record import STATES, RunRecord, clean
+from polyfed.report.uploads import describe_protection
 from polyfed.runs.config_text import flatten, format_value
 
 MIB = 1 << 20
-MOST_CLIENTS = 60  # in a table with a line each
-MOST_FAILURES = 20
+MAX_CLIENTS = 60  # in a table with a row per client
+MAX_FAILURES = 20
 NOT_PROTECTED = "no"
 
 
 class TableCell(NamedTuple):
-    """One cell. `kind` is its class in the page."""
+    """A cell of a table. `kind` is its CSS class."""
 
     text: str
     name: bool = False
@@ -33,7 +33,7 @@ def cell(text: object, *, name: bool = False, best: bool = False, kind: str = ""
 
 @dataclass
 class Table:
-    """Headings and rows."""
+    """A table with headings, rows and a caption."""
 
     headings: list[TableCell]
     rows: list[list[TableCell]]
@@ -42,11 +42,11 @@ class Table:
 
 
 @dataclass
-class Part:
-    """A part of what is said about a run."""
+class RunSection:
+    """A section about one run."""
 
     title: str
-    words: list[str] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     details: list[str] = field(default_factory=list)
 
@@ -54,31 +54,33 @@ class Part:
 def table_of(
     headings: Sequence[str], rows: Iterable[Sequence[object]], *, names: int = 1, caption: str = "", label: str = ""
 ) -> Table:
-    """A table whose first columns are words, and whose others are numbers."""
+    """Build a table whose first `names` columns hold text and whose others hold numbers."""
     return Table(
-        [cell(text, name=at < names) for at, text in enumerate(headings)],
-        [[cell(value, name=at < names) for at, value in enumerate(row)] for row in rows],
+        [cell(text, name=column < names) for column, text in enumerate(headings)],
+        [[cell(value, name=column < names) for column, value in enumerate(row)] for row in rows],
         caption,
         label,
     )
 
 
-def runs_table(records: Sequence[Record], broken: Mapping[Path, str]) -> Table:
-    """Every run in a line, whatever its state."""
+def runs_table(records: Sequence[RunRecord], broken: Mapping[Path, str]) -> Table:
+    """Build the table with a row for every run, in any state."""
     headings = ["run", "method", "data", "state", "seed", "rounds", "personal %", "best", "global %", "best"]
     headings += ["MiB up", "MiB down", "seconds", "failures"]
     rows = []
     for record in records:
-        accuracies = [f(kind) for kind in ("personal", "global") for f in (record.last, record.best)]
+        accuracies = [
+            read(kind) for kind in ("personal", "global") for read in (record.final_accuracy, record.best_accuracy)
+        ]
         rows.append(
             [
                 *(cell(text, name=True) for text in (record.name, record.method, record.dataset)),
                 cell(record.state, kind=f"name {record.state}"),
                 cell(record.seed),
-                cell(f"{len(record.rounds)} of {record.planned}"),
+                cell(f"{len(record.rounds)} of {record.planned_rounds}"),
                 *(cell("-" if value is None else f"{100 * value:.2f}") for value in accuracies),
-                cell(f"{sum(record.up) / MIB:.3f}"),
-                cell(f"{sum(record.down) / MIB:.3f}"),
+                cell(f"{sum(record.upload_bytes) / MIB:.3f}"),
+                cell(f"{sum(record.download_bytes) / MIB:.3f}"),
                 cell(f"{sum(record.seconds.get('total', [])):.1f}"),
                 cell(len(record.failures)),
             ]
@@ -96,18 +98,16 @@ def runs_table(records: Sequence[Record], broken: Mapping[Path, str]) -> Table:
         )
     states = sorted({record.state for record in records} - {"finished"})
     caption = "; ".join(f"{state}: {STATES[state]}" for state in states)
-    heads = [cell(text, name=at < 4) for at, text in enumerate(headings)]
-    return Table(
-        heads, rows, f"Accuracies of runs that are not finished are those so far. {caption}" if states else "", "Runs"
-    )
+    heads = [cell(text, name=column < 4) for column, text in enumerate(headings)]
+    return Table(heads, rows, f"Unfinished runs show their accuracies so far. {caption}" if states else "", "Runs")
 
 
-def settings_of(record: Record) -> dict[str, str]:
+def settings_of(record: RunRecord) -> dict[str, str]:
     return {clean(key): clean(format_value(value), 300) for key, value in flatten(record.config)}
 
 
-def common_settings(records: Sequence[Record]) -> dict[str, str]:
-    """What all runs share; of one run, nothing: there it is shown whole."""
+def common_settings(records: Sequence[RunRecord]) -> dict[str, str]:
+    """Return the settings that all runs have in common; empty for a single run, which is shown in full."""
     if len(records) < 2:
         return {}
     shared = settings_of(records[0])
@@ -117,87 +117,92 @@ def common_settings(records: Sequence[Record]) -> dict[str, str]:
     return shared
 
 
-def parts_of(record: Record, shared: Mapping[str, str]) -> list[Part]:
-    parts = [_standing(record), _left(record), _failures(record)]
+def sections_of(record: RunRecord, shared: Mapping[str, str]) -> list[RunSection]:
+    """Build the sections about one run. `shared` are the settings that all runs have in common."""
+    sections = [_state(record), _uploads(record), _failures(record)]
     own = {key: value for key, value in settings_of(record).items() if key not in shared}
-    title = "Settings that are not common to all runs" if shared else "Settings"
-    parts.append(Part(title, tables=[table_of(["key", "value"], own.items(), names=2, label="Settings")]))
-    return [part for part in parts if part.words or part.tables]
+    title = "Settings that differ between runs" if shared else "Settings"
+    sections.append(RunSection(title, tables=[table_of(["key", "value"], own.items(), names=2, label="Settings")]))
+    return [section for section in sections if section.text or section.tables]
 
 
-def _standing(record: Record) -> Part:
-    why = f" {record.reason}." if record.reason else ""
-    part = Part("State", [f"{record.state.capitalize()}: {len(record.rounds)} of {record.planned} rounds.{why}"])
-    part.words += [f"Note: {note}" for note in record.notes[:MOST_FAILURES]]
-    part.words += [
+def _state(record: RunRecord) -> RunSection:
+    reason = f" {record.reason}." if record.reason else ""
+    progress = f"{len(record.rounds)} of {record.planned_rounds} rounds"
+    section = RunSection("State", [f"{record.state.capitalize()}: {progress}.{reason}"])
+    section.text += [f"Note: {note}" for note in record.notes[:MAX_FAILURES]]
+    section.text += [
         f"Round {event.get('round', '?')}: {clean(event['message'], 400)}"
-        for event in record.told.get("warning", [])[:MOST_FAILURES]
+        for event in record.method_events.get("warning", [])[:MAX_FAILURES]
         if "message" in event
     ]
-    return part
+    return section
 
 
-def _left(record: Record) -> Part:
-    part = Part("What left each client")
-    if not record.left:
-        part.words.append("Nothing left a client so far." if record.rounds else "No round is finished yet.")
-        return part
+def _uploads(record: RunRecord) -> RunSection:
+    section = RunSection("Uploads")
+    if not record.uploads:
+        section.text.append("No client has uploaded anything." if record.rounds else "No round is finished yet.")
+        return section
     rows = [
         [
-            clean(left.step),
-            clean(left.name),
-            clean(left.shape),
-            protection(record.config, left.name) or NOT_PROTECTED,
-            left.messages,
-            len(left.clients),
-            f"{left.bytes:,}",
+            clean(upload.step),
+            clean(upload.name),
+            clean(upload.shape),
+            describe_protection(record.config, upload.name) or NOT_PROTECTED,
+            upload.messages,
+            len(upload.bytes_by_client),
+            f"{upload.bytes:,}",
         ]
-        for left in record.left
+        for upload in record.uploads
     ]
     headings = ["step", "field", "shape", "protected", "messages", "clients", "bytes"]
-    part.tables.append(table_of(headings, rows, names=4, label="What left, by field"))
-    if not any(protection(record.config, left.name) for left in record.left):
-        part.words.append("No field was clipped or noised: whoever receives these messages sees these values.")
-    by_client: dict[str, int] = {}
-    for left in record.left:
-        for client, size in left.clients.items():
-            by_client[client] = by_client.get(client, 0) + size
-    sizes = sorted(by_client.values())
-    part.words.append(
-        f"{len(by_client)} clients sent {sum(sizes):,} bytes of tensors in all: {sizes[0]:,} at least, "
-        f"{statistics.median(sizes):,.0f} in the middle and {sizes[-1]:,} at most."
+    section.tables.append(table_of(headings, rows, names=4, label="Uploads by field"))
+    if not any(describe_protection(record.config, upload.name) for upload in record.uploads):
+        section.text.append("No field was clipped or noised: the receiver of these messages sees the exact values.")
+    totals: dict[str, int] = {}
+    for upload in record.uploads:
+        for client, size in upload.bytes_by_client.items():
+            totals[client] = totals.get(client, 0) + size
+    sizes = sorted(totals.values())
+    section.text.append(
+        f"{len(totals)} clients sent {sum(sizes):,} bytes of tensors in total: minimum {sizes[0]:,}, "
+        f"median {statistics.median(sizes):,.0f}, maximum {sizes[-1]:,} per client."
     )
-    if len(by_client) <= MOST_CLIENTS:
-        models = {share.name: share.model for share in record.shares}
-        clients = sorted(by_client, key=lambda name: (len(name), name))
+    if len(totals) <= MAX_CLIENTS:
+        models = {client.name: client.model for client in record.clients}
         lines = [
-            [clean(name), models.get(name, "-"), *(f"{left.clients.get(name, 0):,}" for left in record.left)]
-            for name in clients
+            [
+                clean(name),
+                models.get(name, "-"),
+                *(f"{upload.bytes_by_client.get(name, 0):,}" for upload in record.uploads),
+            ]
+            for name in sorted(totals, key=lambda name: (len(name), name))
         ]
-        fields = [f"{clean(left.name)}, bytes" for left in record.left]
-        part.tables.append(table_of(["client", "model", *fields], lines, names=2, label="What left, by client"))
-    return part
+        fields = [f"{clean(upload.name)}, bytes" for upload in record.uploads]
+        section.tables.append(table_of(["client", "model", *fields], lines, names=2, label="Uploads by client"))
+    return section
 
 
-def _failures(record: Record) -> Part:
-    """Failures that say the same thing once, with how often and where first."""
-    part = Part("Failures")
-    found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+def _failures(record: RunRecord) -> RunSection:
+    """List equal failures once, with their number and first occurrence."""
+    section = RunSection("Failures")
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for failure in record.failures:
-        found.setdefault((str(failure.get("kind")), str(failure.get("message"))), []).append(failure)
-    if not found:
-        return part
+        groups.setdefault((str(failure.get("kind")), str(failure.get("message"))), []).append(failure)
+    if not groups:
+        return section
     total = len(record.failures)
-    part.words.append(f"{total} answer{'s were' if total > 1 else ' was'} missing or refused.")
+    section.text.append(f"{total} {'replies were' if total > 1 else 'reply was'} missing or rejected.")
     rows = []
-    for (kind, message), members in list(found.items())[:MOST_FAILURES]:
+    for (kind, message), members in list(groups.items())[:MAX_FAILURES]:
         first = members[0]
         where = f"client {first.get('client', '?')}, round {first.get('round', '?')}"
         rows.append([cell(kind, name=True), cell(message, kind="wrap"), cell(where, name=True), cell(len(members))])
         if first.get("detail"):
-            part.details.append(str(first["detail"])[-4000:])
-    headings = [cell("kind", name=True), cell("what", name=True), cell("first at", name=True), cell("times")]
-    part.tables.append(Table(headings, rows, label="Failures"))
-    if len(found) > MOST_FAILURES:
-        part.words.append(f"The first {MOST_FAILURES} of {len(found)} different ones are shown.")
-    return part
+            section.details.append(str(first["detail"])[-4000:])
+    headings = [cell("kind", name=True), cell("message", name=True), cell("first at", name=True), cell("count")]
+    section.tables.append(Table(headings, rows, label="Failures"))
+    if len(groups) > MAX_FAILURES:
+        section.text.append(f"The first {MAX_FAILURES} of {len(groups)} different failures are shown.")
+    return section

@@ -1,4 +1,4 @@
-"""Figures of tensors that methods keep beside their events: CKA matrices, guiding vectors, synthetic images."""
+"""Figures of tensors in `artifacts/`: CKA matrices, guiding vectors, features and synthetic images."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyfed.errors import InputError
-from polyfed.report.figure_spec import Cell, Options, Picture, legend, look, whole_rounds
-from polyfed.report.run_record import Record, clean
+from polyfed.report.figure_spec import Cell, FigureSpec, Options, integer_ticks, legend, style_for
+from polyfed.report.run_record import RunRecord, clean
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,11 +17,10 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-MOST_ROUNDS = 12  # of guiding vectors in one map
-MOST_POINTS = 800  # features in one map
-MOST_IMAGES = 8  # of a class
-MOST_CLASSES = 20
-SEED = 0  # of the t-SNE
+MAX_ROUNDS = 12  # of guiding vectors in one t-SNE
+MAX_POINTS = 800  # features in one t-SNE
+MAX_IMAGES = 8  # of a class
+MAX_CLASSES = 20
 
 
 def _load(path: Path) -> dict[str, Array]:
@@ -34,30 +33,32 @@ def _load(path: Path) -> dict[str, Array]:
         raise InputError(f"{path} cannot be read: {error}") from None
 
 
-def _chosen(record: Record, kind: str, options: Options, who: str) -> tuple[int, dict[str, Array]]:
-    """The tensors of the round asked for, or of the last."""
-    kept = record.artifacts(kind)
-    if not kept:
-        raise InputError(f"{record.path} has no {kind}-*.safetensors in its artifacts; {who}")
+def _load_round(record: RunRecord, kind: str, options: Options, hint: str) -> tuple[int, dict[str, Array]]:
+    """Load the tensors of the round that the user named, or of the last."""
+    files = record.artifacts(kind)
+    if not files:
+        raise InputError(f"{record.path} has no {kind}-*.safetensors in its artifacts; {hint}")
     if options.round is None:
-        number, path = kept[-1]
+        number, path = files[-1]
     else:
-        found = dict(kept)
-        if options.round not in found:
-            there = ", ".join(str(number) for number in found)
-            raise InputError(f"--round is {options.round}, but {record.path} kept {kind} of rounds {there}")
-        number, path = options.round, found[options.round]
+        by_round = dict(files)
+        if options.round not in by_round:
+            rounds = ", ".join(str(number) for number in by_round)
+            raise InputError(f"--round is {options.round}, but {record.path} has {kind} of rounds {rounds}")
+        number, path = options.round, by_round[options.round]
     return number, _load(path)
 
 
-def cka(records: Sequence[Record], options: Options) -> Picture:
-    """How similar the clients' features are: CKA of every two clients, a panel per stage."""
+def cka(records: Sequence[RunRecord], options: Options) -> FigureSpec:
+    """Plot the CKA between the features of every two clients, with a panel per stage."""
     record = records[0]
-    number, stages = _chosen(record, "cka", options, "a method that compares features keeps them")
+    number, stages = _load_round(record, "cka", options, "evaluate.cka writes them")
     panels = {clean(name, 40): matrix for name, matrix in sorted(stages.items())}
     for name, matrix in panels.items():
         if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
-            raise InputError(f"'{name}' of {record.path}'s CKA has the shape {matrix.shape}, expected a square")
+            raise InputError(
+                f"'{name}' of {record.path}'s CKA has the shape {matrix.shape}, expected a square matrix"
+            )
     rows: list[tuple[Cell, ...]] = [
         (name, i, j, float(matrix[i, j])) for name, matrix in panels.items() for i, j in _pairs(len(matrix))
     ]
@@ -74,7 +75,7 @@ def cka(records: Sequence[Record], options: Options) -> Picture:
         for axes, (name, matrix) in zip(grid.flat, panels.items(), strict=False):
             image = axes.imshow(matrix, vmin=0, vmax=1, interpolation="nearest")
             axes.set_title(f"{name} (mean {means[name]:.2f})")
-            whole_rounds(axes)
+            integer_ticks(axes)
             axes.yaxis.get_major_locator().set_params(integer=True)
         for axes in list(grid.flat)[len(panels) :]:
             axes.set_visible(False)
@@ -83,11 +84,11 @@ def cka(records: Sequence[Record], options: Options) -> Picture:
         if image is not None:
             figure.colorbar(image, ax=grid, label="CKA", location="top", shrink=0.6, aspect=30, pad=0.02)
 
-    words = f"Linear CKA between the features of every two clients after round {number}; 1 means alike. "
-    words += "Mean off the diagonal: "
-    words += "; ".join(f"{name} {mean:.2f}" for name, mean in means.items())
+    caption = f"Linear CKA between the features of every two clients after round {number}; 1 means equal. "
+    caption += "Mean off the diagonal: "
+    caption += "; ".join(f"{name} {mean:.2f}" for name, mean in means.items())
     size = (3.6, 0.7 + (1.85 if columns == 2 else 3.1) * lines)
-    return Picture("CKA between clients", words + ".", ("stage", "client", "other", "CKA"), rows, draw, size)
+    return FigureSpec("CKA between clients", caption + ".", ("stage", "client", "other", "CKA"), rows, draw, size)
 
 
 def _pairs(n: int) -> list[tuple[int, int]]:
@@ -100,113 +101,117 @@ def _diagonal(n: int) -> Array:
     return np.eye(n, dtype=bool)
 
 
-def tsne(records: Sequence[Record], options: Options) -> Picture:
-    """Guiding vectors on their way over the rounds, in two dimensions."""
+def tsne(records: Sequence[RunRecord], options: Options) -> FigureSpec:
+    """Plot a t-SNE of the guiding vectors and how they move over the rounds."""
     import numpy as np
 
+    from polyfed.analysis.tsne import MIN_VECTORS, SEED, perplexity_for, tsne_embedding
+
     record = records[0]
-    kept = record.artifacts("guiding_vectors")
-    last, _ = _chosen(record, "guiding_vectors", options, "fedl2g keeps them")
-    kept = [pair for pair in kept if pair[0] <= last]
-    thinned = sorted({round(at) for at in np.linspace(0, len(kept) - 1, min(MOST_ROUNDS, len(kept)))})
+    last, _ = _load_round(record, "guiding_vectors", options, "the method fedl2g writes them")
+    files = [(number, path) for number, path in record.artifacts("guiding_vectors") if number <= last]
+    chosen = sorted({round(index) for index in np.linspace(0, len(files) - 1, min(MAX_ROUNDS, len(files)))})
     rounds: list[int] = []
     classes: list[int] = []
     vectors: list[Array] = []
-    for number, path in (kept[at] for at in thinned):
+    for number, path in (files[index] for index in chosen):
         tensors = _load(path)
         if "vectors" not in tensors or len(tensors["vectors"]) != len(tensors.get("classes", ())):
             raise InputError(f"{path} does not hold as many classes as vectors")
         vectors.append(tensors["vectors"].reshape(len(tensors["classes"]), -1))
         classes += [int(label) for label in tensors["classes"]]
         rounds += [number] * len(tensors["classes"])
-    if len(classes) < 4:
-        raise InputError(f"{record.path} kept {len(classes)} guiding vectors; a t-SNE needs at least 4")
-    perplexity = min(30.0, (len(classes) - 1) / 3)
-    places = _flat_map(np.concatenate(vectors).astype(np.float64), perplexity)
+    if len(classes) < MIN_VECTORS:
+        raise InputError(f"{record.path} has {len(classes)} guiding vectors; a t-SNE needs at least {MIN_VECTORS}")
+    points = tsne_embedding(np.concatenate(vectors))
     rows: list[tuple[Cell, ...]] = [
-        (number, label, float(x), float(y)) for number, label, (x, y) in zip(rounds, classes, places, strict=True)
+        (number, label, float(x), float(y)) for number, label, (x, y) in zip(rounds, classes, points, strict=True)
     ]
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
-        for at, label in enumerate(sorted(set(classes))):
-            own = [row for row in rows if row[1] == label]
-            xs, ys = [float(row[2] or 0) for row in own], [float(row[3] or 0) for row in own]
-            style = look(at)
+        for index, label in enumerate(sorted(set(classes))):
+            xs, ys = _coordinates(rows, label)
+            style = style_for(index)
             axes.plot(xs, ys, color=style.color, lw=0.7, alpha=0.5, marker=".", ms=2.5)
             axes.plot(xs[-1:], ys[-1:], style.marker, color=style.color, ms=7)
-            name = record.class_names[label] if label < len(record.class_names) else str(label)
-            axes.annotate(name, (xs[-1], ys[-1]), xytext=(6, 2), textcoords="offset points", fontsize=7)
+            axes.annotate(
+                _class_name(record, label), (xs[-1], ys[-1]), xytext=(6, 2), textcoords="offset points", fontsize=7
+            )
         axes.set_xticks([])
         axes.set_yticks([])
         axes.margins(0.12)
 
-    way = (
-        f" from round {rounds[0]} to round {rounds[-1]}, where the large marks are" if rounds[0] < rounds[-1] else ""
+    span = (
+        f"from round {rounds[0]} to round {rounds[-1]} (large marks)"
+        if rounds[0] < rounds[-1]
+        else f"after round {rounds[-1]}"
     )
-    words = (
-        f"t-SNE (seed {SEED}, perplexity {perplexity:.3g}) of the guiding vectors of {len(set(classes))} "
-        f"classes{way or f' after round {rounds[-1]}'}. Distances between far points mean little in such a map."
+    caption = (
+        f"t-SNE (seed {SEED}, perplexity {perplexity_for(len(classes)):.3g}) of the guiding vectors of "
+        f"{len(set(classes))} classes {span}. Distances between far points have no meaning."
     )
-    return Picture("Guiding vectors", words, ("round", "class", "x", "y"), rows, draw, (3.6, 3.6))
+    return FigureSpec("Guiding vectors", caption, ("round", "class", "x", "y"), rows, draw, (3.6, 3.6))
 
 
-def features(records: Sequence[Record], options: Options) -> Picture:
-    """Features of test samples in two dimensions, by class: whether clients agree about what a class looks like."""
+def features(records: Sequence[RunRecord], options: Options) -> FigureSpec:
+    """Plot a t-SNE of features of test samples by class: it shows whether the clients' features of a class agree."""
     import numpy as np
 
+    from polyfed.analysis.tsne import MIN_VECTORS, SEED, perplexity_for, tsne_embedding
+
     record = records[0]
-    number, kept = _chosen(record, "features", options, "evaluate.features keeps them")
-    parts = [kept.get(name) for name in ("vectors", "classes", "clients")]
-    if any(part is None or part.ndim < 1 or len(part) != len(kept["classes"]) for part in parts):
+    number, tensors = _load_round(record, "features", options, "evaluate.features writes them")
+    parts = [tensors.get(name) for name in ("vectors", "classes", "clients")]
+    if any(part is None or part.ndim < 1 or len(part) != len(tensors["classes"]) for part in parts):
         raise InputError(f"the features of {record.path} are not vectors with a class and a client each")
-    if len(kept["classes"]) < 4:
-        raise InputError(f"{record.path} kept {len(kept['classes'])} features; a t-SNE needs at least 4")
-    count = len(kept["classes"])
-    at = np.unique(np.linspace(0, count - 1, min(MOST_POINTS, count)).round().astype(int))
-    perplexity = min(30.0, (len(at) - 1) / 3)
-    places = _flat_map(kept["vectors"][at].reshape(len(at), -1).astype(np.float64), perplexity)
+    count = len(tensors["classes"])
+    if count < MIN_VECTORS:
+        raise InputError(f"{record.path} has {count} features; a t-SNE needs at least {MIN_VECTORS}")
+    chosen = np.unique(np.linspace(0, count - 1, min(MAX_POINTS, count)).round().astype(int))
+    points = tsne_embedding(tensors["vectors"][chosen].reshape(len(chosen), -1))
     rows: list[tuple[Cell, ...]] = [
         (int(client), int(label), float(x), float(y))
-        for client, label, (x, y) in zip(kept["clients"][at], kept["classes"][at], places, strict=True)
+        for client, label, (x, y) in zip(tensors["clients"][chosen], tensors["classes"][chosen], points, strict=True)
     ]
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
-        for nth, label in enumerate(sorted({int(row[1] or 0) for row in rows})):
-            own = [row for row in rows if row[1] == label]
-            name = record.class_names[label] if label < len(record.class_names) else str(label)
-            xs, ys = [float(row[2] or 0) for row in own], [float(row[3] or 0) for row in own]
-            axes.plot(xs, ys, look(nth).marker, color=look(nth).color, ms=3, alpha=0.8, mew=0, label=name)
+        for index, label in enumerate(sorted({int(row[1] or 0) for row in rows})):
+            xs, ys = _coordinates(rows, label)
+            style, name = style_for(index), _class_name(record, label)
+            axes.plot(xs, ys, style.marker, color=style.color, ms=3, alpha=0.8, mew=0, label=name)
         axes.set_xticks([])
         axes.set_yticks([])
         legend(figure, title="class")
 
     clients = len({row[0] for row in rows})
-    words = f"t-SNE (seed {SEED}, perplexity {perplexity:.3g}) of {len(at)} features of test samples of {clients} "
-    words += (
-        f"clients after round {number}, by class. Clients with models of their own need not agree where a class lies."
+    caption = (
+        f"t-SNE (seed {SEED}, perplexity {perplexity_for(len(chosen)):.3g}) of {len(chosen)} features of test "
+        f"samples of {clients} clients after round {number}, by class. Clients with different models may place a "
+        "class differently."
     )
-    return Picture("Features of test samples", words, ("client", "class", "x", "y"), rows, draw, (3.6, 3.8))
+    return FigureSpec("Features of test samples", caption, ("client", "class", "x", "y"), rows, draw, (3.6, 3.8))
 
 
-def _flat_map(vectors: Array, perplexity: float) -> Array:
-    import numpy as np
-    from sklearn.manifold import TSNE
-
-    method = "exact" if len(vectors) <= 200 else "barnes_hut"
-    made = TSNE(2, perplexity=perplexity, init="pca", random_state=SEED, method=method)
-    return np.asarray(made.fit_transform(vectors))
+def _coordinates(rows: Sequence[tuple[Cell, ...]], label: int) -> tuple[list[float], list[float]]:
+    """Return the x and y coordinates of the points of a class."""
+    points = [row for row in rows if row[1] == label]
+    return [float(row[2] or 0) for row in points], [float(row[3] or 0) for row in points]
 
 
-def synthetic(records: Sequence[Record], options: Options) -> Picture:
-    """Images that a method made up in place of data, a row per class."""
+def _class_name(record: RunRecord, label: int) -> str:
+    return record.class_names[label] if label < len(record.class_names) else str(label)
+
+
+def synthetic(records: Sequence[RunRecord], options: Options) -> FigureSpec:
+    """Show the synthetic images of a method, with a row per class."""
     record = records[0]
-    number, tensors = _chosen(record, "synthetic", options, "methods that make images keep them")
+    number, tensors = _load_round(record, "synthetic", options, "methods that generate images write them")
     images, labels = _images(tensors, record)
     shown = [
-        (label, [at for at, other in enumerate(labels) if other == label][:MOST_IMAGES])
-        for label in sorted(set(labels))[:MOST_CLASSES]
+        (label, [index for index, other in enumerate(labels) if other == label][:MAX_IMAGES])
+        for label in sorted(set(labels))[:MAX_CLASSES]
     ]
     width = max(len(members) for _, members in shown)
 
@@ -215,27 +220,27 @@ def synthetic(records: Sequence[Record], options: Options) -> Picture:
         for line, (label, members) in zip(grid, shown, strict=True):
             for axes in line:
                 axes.axis("off")
-            for axes, at in zip(line, members, strict=False):
-                axes.imshow(images[at], cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-            name = record.class_names[label] if label < len(record.class_names) else str(label)
+            for axes, index in zip(line, members, strict=False):
+                axes.imshow(images[index], cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+            name = _class_name(record, label)
             line[0].text(-0.15, 0.5, name, transform=line[0].transAxes, ha="right", va="center", fontsize=7.5)
 
     rows: list[tuple[Cell, ...]] = [(label, labels.count(label)) for label in sorted(set(labels))]
-    words = (
-        f"Synthetic images after round {number}, {width} of each of {len(shown)} classes at most, a row per class; "
+    caption = (
+        f"Synthetic images after round {number}: at most {width} of each of {len(shown)} classes, a row per class; "
+        f"{len(labels)} were recorded."
     )
-    words += f"{len(labels)} were kept."
     cell = min(0.5, 3.0 / width)
     size = (min(3.6, 0.6 + cell * width), 0.2 + cell * len(shown))
-    return Picture("Synthetic images", words, ("class", "images"), rows, draw, size)
+    return FigureSpec("Synthetic images", caption, ("class", "images"), rows, draw, size)
 
 
-def _images(tensors: Mapping[str, Array], record: Record) -> tuple[list[Array], list[int]]:
+def _images(tensors: Mapping[str, Array], record: RunRecord) -> tuple[list[Array], list[int]]:
     import numpy as np
 
     images, labels = tensors.get("images"), tensors.get("labels")
     if images is None or labels is None or images.ndim != 4 or len(images) != len(labels) or not len(labels):
-        raise InputError(f"the synthetic images of {record.path} are not n images of channels, rows and columns")
+        raise InputError(f"the synthetic images of {record.path} are not an array [images, channels, rows, columns]")
     shaped = np.clip(images.astype(np.float32), 0, 1).transpose(0, 2, 3, 1)
-    colour = shaped.shape[-1] >= 3
-    return [one[..., :3] if colour else one[..., 0] for one in shaped], [int(label) for label in labels]
+    in_colour = shaped.shape[-1] >= 3
+    return [one[..., :3] if in_colour else one[..., 0] for one in shaped], [int(label) for label in labels]

@@ -1,4 +1,4 @@
-"""Files that are either whole or not there: written beside their place, then moved into it."""
+"""Atomic file writes: write to a temporary file, then rename it into place."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from polyfed.errors import StateError
 
 
 def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Write a file so that a reader sees the old content or the new, never a part. `durable` waits for the disk."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.new")
+    """Write a file atomically: readers see the old or the new content. `durable` waits until it is on disk."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.new")
     try:
-        with beside.open("wb") as file:
+        with temporary.open("wb") as file:
             file.write(data)
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
-        beside.replace(path)
+        temporary.replace(path)
         if durable:
             sync_folder(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):
-            beside.unlink()
+            temporary.unlink()
         raise StateError(f"{path} could not be written: {error.strerror or error}") from None
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames inside a folder survive a power failure, where the system can."""
+    """Flush the renames inside a folder to disk, if the system supports it."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -39,7 +39,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Make the content of a file that another process wrote survive a power failure."""
+    """Flush a file that another process may have written to disk."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -47,4 +47,4 @@ def sync_file(path: Path) -> None:
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise StateError(f"{path} could not be secured on disk: {error.strerror or error}") from None
+        raise StateError(f"{path} could not be flushed to disk: {error.strerror or error}") from None

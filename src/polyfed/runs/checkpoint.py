@@ -1,7 +1,6 @@
-"""Checkpoints: one file with the server's side and the ledger, which refers to client states in the store.
+"""Checkpoints: one file with the server's state and the ledger, which names the client states in the store.
 
-A new checkpoint replaces nothing until it is whole, and the one before is kept. A frame's digest tells a whole file
-from a damaged one.
+Checkpoints are written atomically, and the two most recent ones are kept. A digest detects damaged files.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from polyfed.runs.atomic_files import write_atomically
 from polyfed.runs.records import RoundRecord
 from polyfed.runs.state_store import FolderStore, RemoteStates
 
-KEPT = 2
-CLIENT_STATES = "clients"  # the folder of the clients' states, where they are kept here
+KEPT = 2  # checkpoints
+CLIENT_STATES = "clients"  # subfolder with the client states
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run between two rounds."""
+    """The state of a run between two rounds."""
 
     round: int
     server: State
@@ -34,21 +33,24 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoints of a run, newest last."""
+    """The checkpoints of a run, oldest first.
 
-    def __init__(self, folder: Path, *, states_here: bool = True) -> None:
+    `local_states` is False if the clients keep their own states, as real sites do.
+    """
+
+    def __init__(self, folder: Path, *, local_states: bool = True) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self.store = FolderStore(folder / CLIENT_STATES) if states_here else RemoteStates()
+        self.store = FolderStore(folder / CLIENT_STATES) if local_states else RemoteStates()
 
     def paths(self) -> list[Path]:
         return sorted(self.folder.glob("round-*.polyfed"))
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint whole, then let go of those older than the one before."""
+        """Write a checkpoint atomically and delete all but the two most recent ones."""
         ledger = checkpoint.ledger
-        self.store.secure(ledger.versions)
-        facts = {
+        self.store.sync(ledger.versions)
+        metadata = {
             "round": checkpoint.round,
             "calls": ledger.calls,
             "versions": ledger.versions,
@@ -56,37 +58,37 @@ class Checkpoints:
             "alive": ledger.alive,
             "history": [record.to_dict() for record in checkpoint.history],
         }
-        frame = encode({"facts": json.dumps(facts), "server": checkpoint.server})
+        frame = encode({"facts": json.dumps(metadata), "server": checkpoint.server})
         write_atomically(self.folder / f"round-{checkpoint.round:06d}.polyfed", frame.data)
         for old in self.paths()[:-KEPT]:
             old.unlink(missing_ok=True)
 
-    def newest(self) -> tuple[Checkpoint | None, list[dict[str, int]], list[str]]:
-        """The newest whole checkpoint, the states that older ones refer to, and a sentence about each damaged one."""
-        found: Checkpoint | None = None
-        older: list[dict[str, int]] = []
+    def load_latest(self) -> tuple[Checkpoint | None, list[dict[str, int]], list[str]]:
+        """Return the latest valid checkpoint, the client states of older ones, and a message per damaged file."""
+        latest: Checkpoint | None = None
+        older_states: list[dict[str, int]] = []
         damaged: list[str] = []
         for path in reversed(self.paths()):
             try:
-                whole = self._read(path)
+                checkpoint = self._read(path)
             except (StateError, PayloadError) as error:
-                damaged.append(f"{path.name} is damaged and was passed over: {error}")
+                damaged.append(f"{path.name} is damaged and was skipped: {error}")
                 continue
-            if found is None:
-                found = whole
+            if latest is None:
+                latest = checkpoint
             else:
-                older.append(whole.ledger.versions)
-        return found, older, damaged
+                older_states.append(checkpoint.ledger.versions)
+        return latest, older_states, damaged
 
     def _read(self, path: Path) -> Checkpoint:
         try:
             saved = decode(path.read_bytes())
         except OSError as error:
             raise StateError(f"{path} cannot be read: {error.strerror}") from None
-        facts = json.loads(saved.text("facts"))
+        metadata = json.loads(saved.text("facts"))
         server = saved["server"]
-        ledger = Ledger(facts["calls"], facts["versions"], facts["digests"], facts["alive"])
+        ledger = Ledger(metadata["calls"], metadata["versions"], metadata["digests"], metadata["alive"])
         self.store.verify(ledger.versions, ledger.digests)
         state = dict(server) if isinstance(server, Mapping) else {}
-        history = [RoundRecord.from_dict(record) for record in facts["history"]]
-        return Checkpoint(facts["round"], state, ledger, history)
+        history = [RoundRecord.from_dict(record) for record in metadata["history"]]
+        return Checkpoint(metadata["round"], state, ledger, history)

@@ -1,4 +1,4 @@
-"""A run folder and the files in it."""
+"""A run folder: its files, and the lock that one process holds while it writes them."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from polyfed.runs.records import Result
 if TYPE_CHECKING:
     from torch import Tensor
 
-SITE_FILE = "site.json"  # in the folder in which a site of a real federation keeps its runs
+SITE_FILE = "site.json"  # marks the folder in which a site of a real federation keeps its runs
 
 
 class RunFolder:
-    """`config.yaml`, `events.jsonl`, `checkpoint/`, `partition.npz`, `clients.json` and `result.json` of one run."""
+    """The folder of one run: `config.yaml`, `events.jsonl`, `checkpoint/`, `result.json` and others."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -78,7 +78,7 @@ class RunFolder:
             raise InputError(f"{self.path} cannot be a run folder: {error.strerror}") from None
 
     def config(self) -> dict[str, Any]:
-        """The complete config of the run, as it was written."""
+        """Return the complete config of the run."""
         try:
             config = read_yaml(self.config_file.read_text())
         except FileNotFoundError:
@@ -102,7 +102,7 @@ class RunFolder:
         return Result(result)
 
     def events(self) -> list[dict[str, Any]]:
-        """Everything that happened, in order. A last line that was cut by a kill is left out."""
+        """Return all events in order, without lines that are not JSON, such as a last line cut off by a kill."""
         events: list[dict[str, Any]] = []
         with contextlib.suppress(FileNotFoundError):
             for line in self.events_file.read_text().splitlines():
@@ -116,7 +116,7 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(f"the run folder {self.path} cannot be made: {error.strerror}") from None
+            raise InputError(f"the run folder {self.path} cannot be created: {error.strerror}") from None
         write_atomically(self.config_file, yaml.safe_dump(config, sort_keys=False).encode())
 
     def write_result(self, result: dict[str, Any]) -> None:
@@ -126,32 +126,35 @@ class RunFolder:
         write_atomically(self.clients_file, json.dumps(clients).encode(), durable=False)
 
     def write_artifact(self, kind: str, number: int, tensors: Mapping[str, Tensor]) -> None:
-        """Tensors of a round, for figures: artifacts/<kind>-<round>.safetensors. Written anew by a repeated round."""
+        """Write tensors for figures to `artifacts/<kind>-<round>.safetensors`. A repeated round overwrites them."""
         from safetensors.torch import save
 
         self.artifacts_folder.mkdir(exist_ok=True)
         write_atomically(self.artifacts_folder / f"{kind}-{number:06d}.safetensors", save(dict(tensors)))
 
     def write_upload(self, client: str, number: int, steps: str, frame: bytes) -> None:
-        """A reply as it left a client: uploads/<client>/<round>-<steps>.polyfed. Written anew by a repeated round."""
+        """Write a reply to `uploads/<client>/<round>-<steps>.polyfed`. A repeated round overwrites it."""
         folder = self.uploads_folder / quote(client, safe="")
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / f"{number:06d}-{steps}.polyfed", frame, durable=False)
 
     def uploads(self, client: str) -> list[Path]:
-        """The replies of a client that were kept, oldest round first."""
+        """Return the recorded replies of a client, oldest round first."""
         return sorted((self.uploads_folder / quote(client, safe="")).glob("*.polyfed"))
 
-    def event(self, kind: str, /, **facts: Any) -> None:
-        """Append one line. A disk that is full must not hide the error that is being recorded."""
-        line = json.dumps({"time": round(time.time(), 3), **facts, "event": kind}) + "\n"
+    def event(self, kind: str, /, **fields: Any) -> None:
+        """Append an event. Write errors are ignored: a full disk must not hide the error that is being recorded."""
+        line = json.dumps({"time": round(time.time(), 3), **fields, "event": kind}) + "\n"
         with contextlib.suppress(OSError), self.events_file.open("a") as file:
             file.write(line)
 
-    # one process at a time
+    # locking
 
     def lock(self) -> None:
-        """Refuse a run folder that another process is working on. The lock ends with the process, however it ends."""
+        """Lock the folder for this process. Raise RunError if another process holds the lock.
+
+        The lock ends with the process, even if it is killed.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.lock_file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -159,7 +162,7 @@ class RunFolder:
         except OSError:
             os.close(descriptor)
             raise RunError(f"another process is working on {self.path}") from None
-        lock_owner.sign(descriptor)
+        lock_owner.write(descriptor)
         self._lock = descriptor
 
     def unlock(self) -> None:

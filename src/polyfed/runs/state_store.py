@@ -1,4 +1,4 @@
-"""Client states in a folder: one file per client and call, whole or not there."""
+"""Client states in a folder: one file per client and call, written atomically."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from polyfed.core.codec import read_header
 from polyfed.errors import StateError
 from polyfed.runs.atomic_files import sync_file, sync_folder, write_atomically
 
-RELEASES = ".releases"  # the end of a file's name; states end in a number
+RELEASES = ".releases"  # suffix of the files that count releases; state files end in a number
 
 
 class FolderStore:
-    """States by client and by the number of the call that led to them."""
+    """Client states on disk, by client and by the number of the call that produced them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -25,7 +25,7 @@ class FolderStore:
         return self.folder / f"{quote(client, safe='')}.{version}"
 
     def write(self, client: str, version: int, frame: bytes) -> None:
-        # not forced to the disk here: a checkpoint does that for the states it refers to
+        # not flushed to disk here: a checkpoint does this for the states it names
         write_atomically(self.path(client, version), frame, durable=False)
 
     def read(self, client: str, version: int) -> bytes:
@@ -41,14 +41,14 @@ class FolderStore:
             with contextlib.suppress(OSError):
                 self.path(client, version).unlink()
 
-    def secure(self, versions: Mapping[str, int]) -> None:
-        """Wait until these states are on the disk."""
+    def sync(self, versions: Mapping[str, int]) -> None:
+        """Flush these states to disk."""
         for client, version in versions.items():
             sync_file(self.path(client, version))
         sync_folder(self.folder)
 
     def verify(self, versions: Mapping[str, int], digests: Mapping[str, str]) -> None:
-        """Every one of these states is there, whole, and the one it was."""
+        """Raise StateError unless all these states exist, are undamaged and have the recorded digests."""
         for client, version in versions.items():
             frame = self.read(client, version)
             read_header(frame)
@@ -56,14 +56,14 @@ class FolderStore:
                 raise StateError(f"the state of client {client} is not the one that was saved")
 
     def read_releases(self, client: str) -> bytes:
-        """What a client has released so far, whatever its state; empty if there is no record yet."""
+        """Return the record of what a client has released so far, or empty bytes if there is none."""
         try:
             return self._releases(client).read_bytes()
         except FileNotFoundError:
             return b""
         except OSError as error:
             raise StateError(
-                f"what client {client} has released cannot be read in {self.folder}: {error.strerror}"
+                f"the record of what client {client} has released cannot be read in {self.folder}: {error.strerror}"
             ) from None
 
     def write_releases(self, client: str, data: bytes) -> None:
@@ -73,7 +73,7 @@ class FolderStore:
         return self.folder / f"{quote(client, safe='')}{RELEASES}"
 
     def keep_only(self, needed: Sequence[Mapping[str, int]]) -> None:
-        """Remove every file that none of these sets of states refers to, such as those of a run that was killed."""
+        """Delete all states but these, for example the states of rounds after the last checkpoint of a killed run."""
         wanted = {self.path(client, version).name for states in needed for client, version in states.items()}
         for path in self.folder.iterdir():
             if path.name not in wanted and path.suffix != RELEASES:
@@ -82,9 +82,9 @@ class FolderStore:
 
 
 class RemoteStates:
-    """States that their owners keep: there is nothing here to secure, to verify or to remove."""
+    """Store of a run whose clients keep their own states. It does nothing."""
 
-    def secure(self, versions: Mapping[str, int]) -> None: ...
+    def sync(self, versions: Mapping[str, int]) -> None: ...
 
     def verify(self, versions: Mapping[str, int], digests: Mapping[str, str]) -> None: ...
 

@@ -1,1 +1,5 @@
-"""The live page: lists the runs in a folder, shows them as they go, and stops them. It reads run folders only."""
+"""The dashboard: a local web page that lists the runs in a folder, plots them live and stops them.
+
+`server` answers requests, `access_guard` decides which requests are allowed, `run_index` watches the run folders.
+The dashboard only reads run folders.
+"""

@@ -1,4 +1,4 @@
-"""Who may ask: this machine's own pages, or whoever has the token. Stands in front of every answer of the page."""
+"""Access control of the dashboard: requests from its own page on this machine, or requests with the token."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 HEADER = "x-polyfed-token"
 HEADERS = {
-    # nothing from elsewhere, no script or style inside the page, no frames
+    # no content from other sites, no inline scripts or styles, no frames
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -27,54 +27,57 @@ Next = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True)
-class Guard:
-    """The rules. `token` is what the page sends along when it changes something; `open` lets others read without."""
+class AccessGuard:
+    """Middleware that rejects requests of other websites, and requests without the token where it is needed.
+
+    Requests that change something always need the token. Reading needs it unless the server is bound to loopback.
+    """
 
     token: str
     host: str
     port: int
 
     @property
-    def open(self) -> bool:
-        """Bound to this machine only: reading needs no token."""
+    def loopback_only(self) -> bool:
+        """Whether only this machine can reach the server. Reading then needs no token."""
         return is_loopback(self.host)
 
     @property
     def cookie(self) -> str:
-        """Browsers do not tell the ports of a host apart, so the name does."""
+        """The name of the cookie. It contains the port: browsers share cookies between the ports of a host."""
         return f"polyfed-token-{self.port}"
 
-    async def __call__(self, request: Request, following: Next) -> Response:
-        response = self.refusal(request)
+    async def __call__(self, request: Request, call_next: Next) -> Response:
+        response = self.rejection(request)
         if response is None:
-            response = self._entrance(request) or await following(request)
+            response = self._login(request) or await call_next(request)
         for name, value in HEADERS.items():
             response.headers[name] = value
         return response
 
-    def refusal(self, request: Request) -> Response | None:
-        """Why a request is not answered, if it is not."""
+    def rejection(self, request: Request) -> Response | None:
+        """Return the error response for a request that is not allowed, or None if it is allowed."""
         host = request.headers.get("host", "")
-        if self.open and not self._own_name(host):
-            # another website whose name leads to this machine would otherwise read as if it were ours
-            return PlainTextResponse("this page is served to this machine under its own name only", 403)
+        if self.loopback_only and not self._is_own_host(host):
+            # DNS rebinding: another website whose name resolves to this machine
+            return PlainTextResponse("unknown host name: open this page by a loopback address or as localhost", 403)
         origin = request.headers.get("origin")
         if origin is not None and origin not in {f"http://{host}", f"https://{host}"}:
-            return PlainTextResponse("requests of other websites are not answered", 403)
+            return PlainTextResponse("requests of other websites are not allowed", 403)
         if request.headers.get("sec-fetch-site", "none") not in {"none", "same-origin"} and request.url.path != "/":
-            return PlainTextResponse("requests of other websites are not answered", 403)
-        if request.method not in {"GET", "HEAD"} and not self.knows(request.headers.get(HEADER)):
+            return PlainTextResponse("requests of other websites are not allowed", 403)
+        if request.method not in {"GET", "HEAD"} and not self.is_valid(request.headers.get(HEADER)):
             return PlainTextResponse("the token is missing or wrong", 403)
-        if not self.open and not self._let_in(request):
-            return PlainTextResponse("open the address that `polyfed ui` printed, with its token", 401)
+        if not self.loopback_only and not self._authenticated(request):
+            return PlainTextResponse("the token is missing or wrong: open the address that `polyfed ui` printed", 401)
         return None
 
-    def knows(self, token: str | None) -> bool:
+    def is_valid(self, token: str | None) -> bool:
         return token is not None and hmac.compare_digest(token.encode(), self.token.encode())
 
-    def _let_in(self, request: Request) -> bool:
+    def _authenticated(self, request: Request) -> bool:
         return any(
-            self.knows(token)
+            self.is_valid(token)
             for token in (
                 request.cookies.get(self.cookie),
                 request.headers.get(HEADER),
@@ -82,16 +85,16 @@ class Guard:
             )
         )
 
-    def _entrance(self, request: Request) -> Response | None:
-        """The first visit brings the token in the address; from there it moves into a cookie, out of sight."""
+    def _login(self, request: Request) -> Response | None:
+        """Move the token from the address of the first visit into a cookie."""
         if request.url.path != "/" or "token" not in request.query_params:
             return None
         response = RedirectResponse("/", 303)
-        if self.knows(request.query_params["token"]):
+        if self.is_valid(request.query_params["token"]):
             response.set_cookie(self.cookie, self.token, httponly=True, samesite="strict")
         return response
 
-    def _own_name(self, host: str) -> bool:
+    def _is_own_host(self, host: str) -> bool:
         name, _, port = host.rpartition(":")
         if not (port.isascii() and port.isdigit() and len(port) <= 5):
             name, port = host, "80"
@@ -99,7 +102,7 @@ class Guard:
 
 
 def is_loopback(host: str) -> bool:
-    """A name or number that no other machine can reach."""
+    """Return whether a host name or address is a loopback address, which no other machine can reach."""
     if host == "localhost":
         return True
     try:

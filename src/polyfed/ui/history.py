@@ -1,4 +1,4 @@
-"""The rounds of one run, read from its events as they are appended."""
+"""Rounds of one run, read incrementally from its events."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from polyfed.runs.records import KINDS, RoundRecord, finite, integer
 from polyfed.ui.run_summary import parse_line
 
 CHUNK = 1 << 22
-NOTES = 200  # of the newest
+MAX_NOTES = 200  # the newest are kept
 
 
 class History:
-    """Follows one `events.jsonl`: each look reads only what was added since the last."""
+    """Incremental reader of `events.jsonl`. Each `update` reads the events appended since the previous one."""
 
     def __init__(self, events: Path) -> None:
         self._file = events
         self._offset = 0
         self._rest = b""
-        self.generation = 0  # counts up whenever rounds that were given out no longer hold
+        self.generation = 0  # increases whenever rounds that were sent to a page become invalid
         self.rounds: list[dict[str, Any]] = []
         self.notes: list[dict[str, Any]] = []
         self.clients: dict[str, list[float | None]] = {}
 
-    def look(self) -> None:
-        """Take in what is new."""
+    def update(self) -> None:
+        """Read the events that were appended."""
         try:
-            if self._file.stat().st_size < self._offset:  # another run in the same place
+            if self._file.stat().st_size < self._offset:  # another run in the same folder
                 self._offset, self._rest, self.notes, self.clients = 0, b"", [], {}
-                self._drop(0)
+                self._truncate(0)
             with self._file.open("rb") as file:
                 file.seek(self._offset)
                 while chunk := file.read(CHUNK):
@@ -39,12 +39,12 @@ class History:
                     for line in lines:
                         event = parse_line(line)
                         if event is not None:
-                            self._take(event)
-        except OSError:  # it was removed: what is known stays
+                            self._add(event)
+        except OSError:  # the file was removed: keep what was read
             return
 
     def since(self, generation: int, count: int) -> dict[str, Any]:
-        """What somebody who has `count` rounds of a generation does not know yet."""
+        """Return what is new for a page that has `count` rounds of a generation."""
         known = count if generation == self.generation and count <= len(self.rounds) else 0
         return {
             "generation": self.generation,
@@ -54,8 +54,8 @@ class History:
             "clients": self.clients,
         }
 
-    def sums(self) -> dict[str, Any]:
-        """What a list shows of all rounds together."""
+    def totals(self) -> dict[str, Any]:
+        """Return the best accuracies and the sums over all rounds, for the list of runs."""
         best = {
             name: max((r[kind] for r in self.rounds if r[kind] is not None), default=None)
             for name, kind in (("personal_best", "personal"), ("global_best", "global"))
@@ -63,40 +63,43 @@ class History:
         sums = {name: sum(r[name] or 0 for r in self.rounds) for name in ("up", "down", "seconds", "failures")}
         return {**best, **sums}
 
-    def _take(self, event: dict[str, Any]) -> None:
+    def _add(self, event: dict[str, Any]) -> None:
         match event.get("event"):
             case "round":
                 record = RoundRecord.from_damaged(event)
-                if record is None:
-                    return
-                if record.round <= len(self.rounds):
-                    self._drop(max(0, record.round - 1))  # done again after a resume
-                self.rounds.append(_plotted(record))
-                if record.accuracy:
-                    by_client = {kind: list(one.by_client) for kind, one in record.accuracy.items()}
-                    self.clients = {kind: by_client.get(kind, []) for kind in KINDS}
+                if record is not None:
+                    self._add_round(record)
             case "resumed":
-                at = integer(event.get("round")) or 0
-                if at < len(self.rounds):
-                    self._drop(at)
-                self._note(event, f"resumed after round {at}")
+                last = integer(event.get("round")) or 0
+                if last < len(self.rounds):
+                    self._truncate(last)
+                self._note(event, f"resumed after round {last}")
             case "note" | "failed":
                 self._note(event, str(event.get("message", "")))
             case "stopped":
                 self._note(event, f"stopped after round {event.get('round')}")
             case "failure":
                 steps = event.get("steps")
-                doing = f" in {', '.join(map(str, steps))}" if isinstance(steps, list) and steps else ""
-                who = f"client {event.get('client')}{doing}, round {event.get('round')}"
-                self._note(event, f"{who}: {event.get('message', '')}")
+                during = f" in {', '.join(map(str, steps))}" if isinstance(steps, list) and steps else ""
+                where = f"client {event.get('client')}{during}, round {event.get('round')}"
+                self._note(event, f"{where}: {event.get('message', '')}")
             case "started" | "finished" as kind:
                 self._note(event, kind)
 
-    def _note(self, event: dict[str, Any], text: str) -> None:
-        self.notes = [*self.notes[1 - NOTES :], {"time": finite(event.get("time")), "text": text[:1000]}]
+    def _add_round(self, record: RoundRecord) -> None:
+        if record.round <= len(self.rounds):
+            self._truncate(max(0, record.round - 1))  # repeated after a resume
+        self.rounds.append(_plotted(record))
+        if record.accuracy:
+            by_client = {kind: list(one.by_client) for kind, one in record.accuracy.items()}
+            self.clients = {kind: by_client.get(kind, []) for kind in KINDS}
 
-    def _drop(self, keep: int) -> None:
-        self.rounds = self.rounds[:keep]
+    def _note(self, event: dict[str, Any], text: str) -> None:
+        self.notes = [*self.notes[1 - MAX_NOTES :], {"time": finite(event.get("time")), "text": text[:1000]}]
+
+    def _truncate(self, count: int) -> None:
+        """Keep the first `count` rounds."""
+        self.rounds = self.rounds[:count]
         self.generation += 1
 
 

@@ -1,4 +1,4 @@
-"""All runs below a folder: what there is now, what changed since somebody looked, and each run's rounds."""
+"""Index of all runs below a folder: their summaries, what changed since a revision, and the rounds of each run."""
 
 from __future__ import annotations
 
@@ -15,132 +15,167 @@ from polyfed.runs.config_text import flatten, format_value
 from polyfed.runs.discovery import ANY_RUN_FILE, find_run_folders
 from polyfed.runs.folder import RunFolder
 from polyfed.ui.history import History
-from polyfed.ui.run_summary import Seen, Stamp, Summary, look, newest, read_config, stamp, unknown
+from polyfed.ui.run_summary import (
+    FileStamps,
+    RunSnapshot,
+    RunSummary,
+    file_stamps,
+    last_change,
+    read_config,
+    read_snapshot,
+    unread_summary,
+)
 
-FRESH = 0.5  # seconds for which one look at the folder serves everybody
-FOLLOWED = 64  # histories that are kept
-BUDGET = 0.3  # seconds that one look may take: what is not read by then is read by the next
-DEPTH = 8
+MIN_INTERVAL = 0.5  # seconds between two scans of the folder
+MAX_HISTORIES = 64  # in memory
+TIME_BUDGET = 0.3  # seconds per scan: files that are not read by then are read by the next scan
+MAX_DEPTH = 8  # of folders
 
 
-class Runs:
-    """Answers what the page asks. Several threads may ask."""
+class RunIndex:
+    """Answers the requests of the page. Thread-safe."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self._lock = threading.Lock()
-        self._looked = -FRESH
-        self.more = False  # there are files that were not read yet
-        self._seen: dict[str, tuple[Stamp, Seen]] = {}
-        self._now: dict[str, Summary] = {}
-        # a server that was started anew counts from a later number, so that nobody mistakes its answers
+        self._last_scan = -MIN_INTERVAL
+        self.more = False  # some files were not read yet
+        self._snapshots: dict[str, tuple[FileStamps, RunSnapshot]] = {}
+        self._summaries: dict[str, RunSummary] = {}
+        # revisions of a restarted server start at a later number, so that no page mixes up two servers
         self._first = self._revision = time.time_ns() // 1_000_000
-        self._revisions: dict[str, int] = {}  # of runs that are there and of runs that were
+        self._revisions: dict[str, int] = {}  # last change of every run, including removed ones
         self._histories: OrderedDict[str, History] = OrderedDict()
-        self._asked: set[tuple[str, int, lock_owner.Holder]] = set()  # run, when its lock was signed, by whom
+        self._stop_requests: set[tuple[str, int, lock_owner.LockOwner]] = set()  # run, time of its lock, owner
 
     def changes(self, since: int) -> dict[str, Any]:
-        """Summaries that changed after a revision, and which runs have gone."""
+        """Return the summaries that changed after a revision, and the runs that were removed."""
         with self._lock:
-            self._look()
+            self._scan()
             known = since if self._first <= since <= self._revision else -1
-            changed = [name for name, at in self._revisions.items() if at > known]
+            changed = [run_id for run_id, revision in self._revisions.items() if revision > known]
             return {
                 "folder": str(self.root),
                 "now": time.time(),
                 "revision": self._revision,
-                "whole": known < 0,
+                "full": known < 0,
                 "more": self.more,
-                "runs": [self._now[name].to_json() for name in changed if name in self._now],
-                "gone": [name for name in changed if name not in self._now],
+                "runs": [self._summaries[run_id].to_json() for run_id in changed if run_id in self._summaries],
+                "removed": [run_id for run_id in changed if run_id not in self._summaries],
             }
 
-    def rounds(self, identity: str, generation: int, count: int) -> dict[str, Any]:
-        """The rounds of a run that somebody does not know yet."""
-        self._folder(identity)
+    def rounds(self, run_id: str, generation: int, count: int) -> dict[str, Any]:
+        """Return the rounds of a run that are new for a page."""
+        self._folder(run_id)
         with self._lock:
-            return {"id": identity, **self._history(identity).since(generation, count)}
+            return {"id": run_id, **self._history(run_id).since(generation, count)}
 
-    def config(self, identity: str) -> dict[str, Any]:
-        """Every setting of a run by dotted key, as text; or why they cannot be read, which is an answer too."""
-        folder = self._folder(identity)
+    def config(self, run_id: str) -> dict[str, Any]:
+        """Return every setting of a run by dotted key, as text, or an error message if they cannot be read."""
+        folder = self._folder(run_id)
         try:
             return {"settings": {key: format_value(value) for key, value in flatten(read_config(folder.config_file))}}
         except (ValueError, RecursionError) as error:
             return {"error": str(error)}
 
-    def stop(self, identity: str) -> None:
-        """Ask a run to end after its round. Asked once: a second time would end it in the middle of one."""
-        folder = self._folder(identity)
-        who = lock_owner.read(folder.lock_file)
-        if who is None:
-            raise RunError("nobody is working on this run")
-        signed = (identity, folder.lock_file.stat().st_mtime_ns, who)  # one process may work on many runs in turn
+    def stop(self, run_id: str) -> None:
+        """Ask a run to stop after its round. Send one signal only: a second one would interrupt the round."""
+        folder = self._folder(run_id)
+        owner = lock_owner.read(folder.lock_file)
+        if owner is None:
+            raise RunError("no process is working on this run")
+        request = (run_id, folder.lock_file.stat().st_mtime_ns, owner)  # a process may run several runs in turn
         with self._lock:
-            if signed in self._asked:
+            if request in self._stop_requests:
                 return
-            who.stop(folder.lock_file)
-            self._asked.add(signed)
+            owner.stop(folder.lock_file)
+            self._stop_requests.add(request)
 
-    def _history(self, identity: str) -> History:
-        history = self._histories.pop(identity, None) or History(self.root / identity / "events.jsonl")
-        self._histories[identity] = history  # the newest is last
-        while len(self._histories) > FOLLOWED:
+    def _history(self, run_id: str) -> History:
+        history = self._histories.pop(run_id, None) or History(self.root / run_id / "events.jsonl")
+        self._histories[run_id] = history  # the most recently used is last
+        while len(self._histories) > MAX_HISTORIES:
             self._histories.popitem(last=False)
-        history.look()
+        history.update()
         return history
 
-    def _folder(self, identity: str) -> RunFolder:
-        """Only what was found below the root has a name here, so no name leads out of it."""
+    def _folder(self, run_id: str) -> RunFolder:
+        """Return the folder of a run in the index. Other names raise InputError, so no name leads out of the root."""
         with self._lock:
-            if identity not in self._now:
-                self._look()
-            if identity not in self._now:
-                raise InputError(f"there is no run '{identity}' in {self.root}")
-        return RunFolder(self.root / identity)
+            if run_id not in self._summaries:
+                self._scan()
+            if run_id not in self._summaries:
+                raise InputError(f"there is no run '{run_id}' in {self.root}")
+        return RunFolder(self.root / run_id)
 
-    def _look(self) -> None:
-        if time.monotonic() - self._looked < FRESH and not self.more:
+    def _scan(self) -> None:
+        """Bring the summaries up to date, unless this was done a moment ago."""
+        if time.monotonic() - self._last_scan < MIN_INTERVAL and not self.more:
             return
-        root = str(self.root)
-        folders = find_run_folders(root, markers=ANY_RUN_FILE, max_depth=DEPTH)
-        # a name that is no valid text cannot be sent to a browser
-        stamps = {path[len(root) :].lstrip("/") or ".": stamp(path) for path in folders if is_text(path[len(root) :])}
-        seen = {name: self._seen[name] for name, signs in stamps.items() if self._seen.get(name, ((),))[0] == signs}
-        until = time.monotonic() + BUDGET
-        unread = sorted(stamps.keys() - seen.keys(), key=lambda name: newest(stamps[name]), reverse=True)
-        for name in unread:
-            if time.monotonic() > until:
-                break
-            seen[name] = (stamps[name], look(name, self.root / name, stamps[name]))
-        clock = time.time()
-        now = {
-            name: seen[name][1].now(clock) if name in seen else self._now.get(name) or unknown(name, signs)
-            for name, signs in stamps.items()
+        stamps = self._file_stamps()
+        deadline = time.monotonic() + TIME_BUDGET
+        snapshots = {
+            run_id: self._snapshots[run_id]
+            for run_id, current in stamps.items()
+            if self._snapshots.get(run_id, ((),))[0] == current
         }
-        self.more = len(seen) < len(stamps) or not self._complete(seen, now, until)
-        different = [name for name in {**now, **self._now} if self._now.get(name) != now.get(name)]
-        if different:
+        unread = sorted(
+            stamps.keys() - snapshots.keys(), key=lambda run_id: last_change(stamps[run_id]), reverse=True
+        )
+        for run_id in unread:
+            if time.monotonic() > deadline:
+                break
+            snapshots[run_id] = (stamps[run_id], read_snapshot(run_id, self.root / run_id, stamps[run_id]))
+        now = time.time()
+        summaries = {
+            run_id: snapshots[run_id][1].at(now)
+            if run_id in snapshots
+            else self._summaries.get(run_id) or unread_summary(run_id, current)
+            for run_id, current in stamps.items()
+        }
+        self.more = len(snapshots) < len(stamps) or not self._add_totals(snapshots, summaries, deadline)
+        changed = [
+            run_id
+            for run_id in {**summaries, **self._summaries}
+            if self._summaries.get(run_id) != summaries.get(run_id)
+        ]
+        if changed:
             self._revision += 1
-            self._revisions.update(dict.fromkeys(different, self._revision))
-        self._seen, self._now = seen, now
-        self._looked = time.monotonic()
+            self._revisions.update(dict.fromkeys(changed, self._revision))
+        self._snapshots, self._summaries = snapshots, summaries
+        self._last_scan = time.monotonic()
 
-    def _complete(self, seen: dict[str, tuple[Stamp, Seen]], now: dict[str, Summary], until: float) -> bool:
-        """Add the sums of runs without a result from their events, while there is time. True if none is left."""
-        for name, summary in now.items():
+    def _file_stamps(self) -> dict[str, FileStamps]:
+        """Return the stamps of all run folders by run id."""
+        root = str(self.root)
+        stamps = {}
+        for path in find_run_folders(root, markers=ANY_RUN_FILE, max_depth=MAX_DEPTH):
+            name = path[len(root) :].lstrip("/")
+            if is_text(name):  # other names cannot be sent to a browser
+                stamps[name or "."] = file_stamps(path)
+        return stamps
+
+    def _add_totals(
+        self,
+        snapshots: dict[str, tuple[FileStamps, RunSnapshot]],
+        summaries: dict[str, RunSummary],
+        deadline: float,
+    ) -> bool:
+        """Add the totals of unfinished runs from their events until the deadline. Return whether all are done."""
+        for run_id, summary in summaries.items():
             if summary.state in {"finished", "broken"} or summary.up is not None:
                 continue
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 return False
-            sums = self._history(name).sums()
-            signs, one = seen[name]
-            seen[name] = (signs, replace(one, summary=replace(one.summary, **sums)))
-            now[name] = replace(summary, **sums)
+            totals = self._history(run_id).totals()
+            stamps, snapshot = snapshots[run_id]
+            snapshots[run_id] = (stamps, replace(snapshot, summary=replace(snapshot.summary, **totals)))
+            summaries[run_id] = replace(summary, **totals)
         return True
 
 
 def is_text(name: str) -> bool:
+    """Return whether a file name is valid Unicode."""
     try:
         name.encode()
     except UnicodeEncodeError:

@@ -1,9 +1,13 @@
-"""One run in a line: read from the small files of its folder, and from no more of its events than their end."""
+"""Summary of one run for the list of the dashboard.
+
+It reads the small files of the run folder, and only the end of the events.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -13,21 +17,20 @@ import yaml
 from polyfed.runs import lock_owner
 from polyfed.runs.config_text import read_yaml
 from polyfed.runs.folder import RunFolder
-from polyfed.runs.lock_owner import Holder
+from polyfed.runs.lock_owner import LockOwner
 from polyfed.runs.records import KINDS, Result, RoundRecord, finite, integer
 
 FILES = ("config.yaml", "result.json", "events.jsonl", ".lock")
-Stamp = tuple[tuple[int, int] | None, ...]  # when each of them was changed, and its size
-BLOCK, MOST = 1 << 16, 1 << 23  # how much of the end of the events is read at once, and at most
-SILENT = 600.0  # seconds after which a run of another machine, whose process cannot be seen, counts as dead
+FileStamps = tuple[tuple[int, int] | None, ...]  # modification time and size of each of these files
+BLOCK, MAX_READ = 1 << 16, 1 << 23  # bytes at the end of the events that are read at once, and at most
 
 
 @dataclass(frozen=True)
-class Summary:
-    """What the list shows of a run."""
+class RunSummary:
+    """A row in the list of runs."""
 
-    id: str  # its folder, relative to the folder that is looked at
-    state: str  # running, finished, stopped, failed, died, broken; reading, before it is known
+    id: str  # the run folder, relative to the folder of the dashboard
+    state: str  # running, finished, stopped, failed, died, broken, or reading if the files were not read yet
     reason: str = ""
     name: str = ""
     method: str = ""
@@ -51,63 +54,62 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A summary as far as it follows from files, and who was working on the run."""
+class RunSnapshot:
+    """The summary that follows from the files of a run, and the owner of its lock."""
 
-    summary: Summary
-    holder: Holder | None = None
+    summary: RunSummary
+    owner: LockOwner | None = None
 
-    def now(self, time: float) -> Summary:
-        """With the state at this moment: whether a process lives shows in no file."""
-        if self.holder is None or self.summary.state in {"finished", "broken"}:
+    def at(self, now: float) -> RunSummary:
+        """Return the summary with the state at this time. Files do not show whether a process is still alive."""
+        if self.owner is None or self.summary.state in {"finished", "broken"}:
             return self.summary
-        here = self.holder.here()
-        alive = self.holder.alive() if here else time - self.summary.changed < SILENT
-        if not alive:
+        if not self.owner.active(self.summary.changed, now):
             return self.summary
-        return replace(self.summary, state="running", reason="", stoppable=here and self.holder.listens)
+        stoppable = self.owner.on_this_machine() and self.owner.stoppable
+        return replace(self.summary, state="running", reason="", stoppable=stoppable)
 
 
-def stamp(folder: str) -> Stamp:
-    """Changes whenever a file changes that a summary is read from."""
-    found: list[tuple[int, int] | None] = []
+def file_stamps(folder: str) -> FileStamps:
+    """Return a value that changes whenever a file of the summary changes."""
+    stamps: list[tuple[int, int] | None] = []
     for name in FILES:
         try:
-            facts = os.stat(f"{folder}/{name}")  # noqa: PTH116 - four of them for a thousand runs, once a second
+            status = os.stat(f"{folder}/{name}")  # noqa: PTH116 - four files of a thousand runs, once a second
         except OSError:
-            found.append(None)
+            stamps.append(None)
         else:
-            found.append((facts.st_mtime_ns, facts.st_size))
-    return tuple(found)
+            stamps.append((status.st_mtime_ns, status.st_size))
+    return tuple(stamps)
 
 
-def newest(seen: Stamp) -> float:
-    """When something last changed in a run folder."""
-    return max((facts[0] for facts in seen if facts is not None), default=0) / 1e9
+def last_change(stamps: FileStamps) -> float:
+    """Return the time of the last change in a run folder."""
+    return max((stamp[0] for stamp in stamps if stamp is not None), default=0) / 1e9
 
 
-def unknown(identity: str, seen: Stamp) -> Summary:
-    """A run whose files were not read yet."""
-    return Summary(identity, "reading", name=identity, changed=newest(seen))
+def unread_summary(run_id: str, stamps: FileStamps) -> RunSummary:
+    """Return the summary of a run whose files were not read yet."""
+    return RunSummary(run_id, "reading", name=run_id, changed=last_change(stamps))
 
 
-def look(identity: str, folder: Path, seen: Stamp) -> Seen:
-    """Read the summary of one run folder. Whatever is wrong with it becomes a broken run with a reason."""
-    empty = replace(unknown(identity, seen), state="broken")
+def read_snapshot(run_id: str, folder: Path, stamps: FileStamps) -> RunSnapshot:
+    """Read the summary of a run folder. A damaged folder becomes a broken run with a reason."""
+    empty = replace(unread_summary(run_id, stamps), state="broken")
     run = RunFolder(folder)
     try:
-        if seen[0] is None:
+        if stamps[0] is None:
             raise ValueError("it has no config.yaml")
-        if seen[1] is not None:
-            return Seen(_finished(empty, run))
-        return Seen(_unfinished(empty, run), lock_owner.read(run.lock_file))
+        if stamps[1] is not None:
+            return RunSnapshot(_finished(empty, run))
+        return RunSnapshot(_unfinished(empty, run), lock_owner.read(run.lock_file))
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, OSError, yaml.YAMLError) as error:
-        return Seen(replace(empty, reason=" ".join(str(error).split())[:300]))
+        return RunSnapshot(replace(empty, reason=" ".join(str(error).split())[:300]))
     except RecursionError as error:
-        return Seen(replace(empty, reason=" ".join(str(error).split())[:300]))
+        return RunSnapshot(replace(empty, reason=" ".join(str(error).split())[:300]))
 
 
-def _finished(empty: Summary, run: RunFolder) -> Summary:
+def _finished(empty: RunSummary, run: RunFolder) -> RunSummary:
     result = Result(_mapping(run.result_file, json.loads))
     invalid = ValueError("result.json holds no result that polyfed wrote")
     if not isinstance(result.get("method"), str):
@@ -136,10 +138,10 @@ def _finished(empty: Summary, run: RunFolder) -> Summary:
         raise invalid from None
 
 
-def _unfinished(empty: Summary, run: RunFolder) -> Summary:
+def _unfinished(empty: RunSummary, run: RunFolder) -> RunSummary:
     config = read_config(run.config_file)
     method, data = config.get("method"), config.get("data")
-    last, ending, reason = _last_words(run.events_file)
+    last, ending, reason = _read_ending(run.events_file)
     return replace(
         empty,
         state=ending,
@@ -155,37 +157,37 @@ def _unfinished(empty: Summary, run: RunFolder) -> Summary:
     )
 
 
-def _last_words(events: Path) -> tuple[RoundRecord | None, str, str]:
-    """The last round, and how the run ended as far as it says so itself: without a word, it died."""
+def _read_ending(events: Path) -> tuple[RoundRecord | None, str, str]:
+    """Return the last round, and the state and reason with which the run ended. Without an end event, it died."""
     last: RoundRecord | None = None
     ending, reason = "", ""
-    for event in _backwards(events):
+    for event in _events_from_end(events):
         kind = event.get("event")
         if not ending and kind in {"stopped", "failed"}:
             ending, reason = str(kind), str(event.get("message", ""))
         elif not ending and kind in {"round", "started", "resumed"}:
-            ending, reason = "died", "its process ended without a word"
+            ending, reason = "died", "its process ended without a message"
         if kind == "round" and (last := RoundRecord.from_damaged(event)) is not None:
             break
-    return last, ending or "died", reason or ("it never began" if not ending else "")
+    return last, ending or "died", reason or ("it did not start" if not ending else "")
 
 
-def _backwards(events: Path) -> Any:
-    """Events from the end, without those that only say what left a client."""
+def _events_from_end(events: Path) -> Iterator[dict[str, Any]]:
+    """Yield events from the last to the first, without uploads."""
     try:
         file = events.open("rb")
     except FileNotFoundError:
         return
     with file:
         end = file.seek(0, os.SEEK_END)
-        read, rest = 0, b""
-        while end > 0 and read < MOST:
+        done, rest = 0, b""
+        while end > 0 and done < MAX_READ:
             size = min(BLOCK, end)
             end -= size
             file.seek(end)
             lines = (file.read(size) + rest).split(b"\n")
-            read += size
-            rest = lines.pop(0) if end > 0 else b""  # it may begin in the block before
+            done += size
+            rest = lines.pop(0) if end > 0 else b""  # may start in the block before
             for line in reversed(lines):
                 event = parse_line(line)
                 if event is not None:
@@ -193,7 +195,7 @@ def _backwards(events: Path) -> Any:
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:
-    """One event; None for a line that was cut by a kill, and for what left a client, which is most lines."""
+    """Parse one event. Return None for a line that is not JSON, and for uploads, which are most lines."""
     if not line or line.endswith(b'"event": "left"}'):
         return None
     try:
@@ -208,9 +210,9 @@ def read_config(path: Path) -> dict[str, Any]:
     return _mapping(path, read_yaml)
 
 
-def _mapping(path: Path, parse: Any) -> dict[str, Any]:
+def _mapping(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
     try:
-        found = parse(path.read_text())
+        value = parse(path.read_text())
     except OSError as error:
         raise ValueError(f"{path.name} cannot be read: {error.strerror}") from None
     except yaml.YAMLError as error:
@@ -219,6 +221,6 @@ def _mapping(path: Path, parse: Any) -> dict[str, Any]:
         raise ValueError(f"{path.name} cannot be read: it is not YAML{where}") from None
     except ValueError as error:
         raise ValueError(f"{path.name} cannot be read: {error}") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path.name} holds a {type(found).__name__}, expected a mapping of keys to values")
-    return found
+    if not isinstance(value, dict):
+        raise ValueError(f"{path.name} holds a {type(value).__name__}, expected a mapping of keys to values")
+    return value

@@ -1,4 +1,4 @@
-"""The server of the live page: a few questions about run folders, answered in JSON, and the page itself."""
+"""Web server of the dashboard: the page, and a small JSON interface to the run folders."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from polyfed.errors import InputError, PolyfedError
-from polyfed.ui.access_guard import Guard
-from polyfed.ui.run_index import Runs
+from polyfed.ui.access_guard import AccessGuard
+from polyfed.ui.run_index import RunIndex
 
 STATIC = Path(__file__).parent / "static"
-KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-TOGETHER = 50  # runs whose rounds are given in one answer
-LARGEST = 1 << 16  # bytes of a request
+MEDIA_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+MAX_RUNS = 50  # whose rounds are sent in one response
+MAX_BODY = 1 << 16  # bytes of a request
 
 
 @dataclass(frozen=True)
-class Page:
-    """A page that is ready to be served: its socket is open, so its address is known."""
+class Dashboard:
+    """A dashboard that is ready to serve: its socket is open, so its address is known."""
 
     address: str
     server: uvicorn.Server
     listener: socket.socket
 
     def serve(self) -> None:
-        """Until it is stopped."""
+        """Serve until the server is stopped."""
         self.server.run(sockets=[self.listener])
 
 
-def open_page(root: Path, host: str = "127.0.0.1", port: int = 0) -> Page:
-    """Bind the address, 0 for any free port, and make the server for the runs below `root`."""
+def open_dashboard(root: Path, host: str = "127.0.0.1", port: int = 0) -> Dashboard:
+    """Bind the address and create the server for the runs below `root`. Port 0 picks a free port."""
     if not root.is_dir():
         raise InputError(f"there is no folder {root}; name a folder that holds runs")
     listener = _listen(host, port)
     port = listener.getsockname()[1]
-    guard = Guard(secrets.token_urlsafe(24), host, port)
+    guard = AccessGuard(secrets.token_urlsafe(24), host, port)
     config = uvicorn.Config(
-        application(Runs(root.resolve()), guard),
+        application(RunIndex(root.resolve()), guard),
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -58,14 +58,14 @@ def open_page(root: Path, host: str = "127.0.0.1", port: int = 0) -> Page:
         timeout_graceful_shutdown=1,
     )
     name = f"[{host}]" if ":" in host else host
-    address = f"http://{name}:{port}/" + ("" if guard.open else f"?token={guard.token}")
-    return Page(address, uvicorn.Server(config), listener)
+    address = f"http://{name}:{port}/" + ("" if guard.loopback_only else f"?token={guard.token}")
+    return Dashboard(address, uvicorn.Server(config), listener)
 
 
-def application(runs: Runs, guard: Guard) -> Starlette:
-    """Everything that can be asked."""
+def application(runs: RunIndex, guard: AccessGuard) -> Starlette:
+    """Create the web application."""
     page = (STATIC / "index.html").read_text().replace("TOKEN", guard.token)
-    files = {path.name: path.read_bytes() for path in STATIC.iterdir() if path.suffix in KINDS}
+    files = {path.name: path.read_bytes() for path in STATIC.iterdir() if path.suffix in MEDIA_TYPES}
 
     def index(request: Request) -> Response:
         return Response(page, media_type="text/html")
@@ -74,27 +74,27 @@ def application(runs: Runs, guard: Guard) -> Starlette:
         name = request.path_params["name"]
         if name not in files:
             return Response("there is no such file", 404, media_type="text/plain")
-        return Response(files[name], media_type=KINDS[Path(name).suffix])
+        return Response(files[name], media_type=MEDIA_TYPES[Path(name).suffix])
 
     def changes(request: Request) -> Response:
-        return answer(runs.changes(_count(request.query_params.get("since", "0"))))
+        return json_response(runs.changes(_count(request.query_params.get("since", "0"))))
 
     def rounds(request: Request) -> Response:
-        names = request.query_params.getlist("id")[:TOGETHER]
+        names = request.query_params.getlist("id")[:MAX_RUNS]
         have = request.query_params.getlist("have")
-        found = []
+        histories = []
         for name, known in zip(names, [*have, *["0.0"] * len(names)], strict=False):
             generation, _, count = known.partition(".")
-            found.append(runs.rounds(name, _count(generation), _count(count)))
-        return answer({"runs": found})
+            histories.append(runs.rounds(name, _count(generation), _count(count)))
+        return json_response({"runs": histories})
 
     def config(request: Request) -> Response:
-        return answer(runs.config(request.query_params.get("id", "")))
+        return json_response(runs.config(request.query_params.get("id", "")))
 
     async def stop(request: Request) -> Response:
         body = await _body(request)
         await run_in_threadpool(runs.stop, str(body.get("id", "")))
-        return answer({"asked": True})
+        return json_response({"requested": True})
 
     return Starlette(
         routes=[
@@ -106,33 +106,33 @@ def application(runs: Runs, guard: Guard) -> Starlette:
             Route("/api/stop", stop, methods=["POST"]),
         ],
         middleware=[Middleware(BaseHTTPMiddleware, dispatch=guard)],
-        exception_handlers={PolyfedError: _sentence},
+        exception_handlers={PolyfedError: _error},
     )
 
 
-def answer(content: Any, status: int = 200) -> Response:
-    # every character beyond ASCII is escaped: names of folders may hold what is no text
+def json_response(content: Any, status: int = 200) -> Response:
+    # escapes all characters beyond ASCII: names of folders may not be valid text
     return Response(json.dumps(content, allow_nan=False), status, media_type="application/json")
 
 
-def _sentence(request: Request, error: Exception) -> Response:
-    return answer({"error": str(error)}, 404 if isinstance(error, InputError) else 409)
+def _error(request: Request, error: Exception) -> Response:
+    return json_response({"error": str(error)}, 404 if isinstance(error, InputError) else 409)
 
 
 async def _body(request: Request) -> dict[str, Any]:
-    """A small JSON object; anything else is refused before it is held in memory."""
+    """Return the JSON object in a request. Raise InputError if it is too large or something else."""
     data = b""
     async for part in request.stream():
         data += part
-        if len(data) > LARGEST:
-            raise InputError(f"a request may have {LARGEST} bytes at most")
+        if len(data) > MAX_BODY:
+            raise InputError(f"a request may have {MAX_BODY} bytes at most")
     try:
-        found = json.loads(data)
+        body = json.loads(data)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        body = None
+    if not isinstance(body, dict):
         raise InputError("expected a JSON object")
-    return found
+    return body
 
 
 def _count(text: str) -> int:
@@ -146,8 +146,8 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except (OSError, OverflowError) as error:
-        why = getattr(error, "strerror", None) or error
+        reason = getattr(error, "strerror", None) or error
         raise InputError(
-            f"the page cannot be served at {host}:{port}: {why}; choose another --port or --host"
+            f"the dashboard cannot listen at {host}:{port}: {reason}; choose another --port or --host"
         ) from None
     return listener

@@ -70,11 +70,11 @@ async function ask(path, options = {}) {
 async function look() {
   const answer = await ask(`/api/runs?since=${revision}`);
   if (answer.error) throw new Error(answer.error);
-  if (answer.whole) runs.clear();
-  answer.gone.forEach((id) => runs.delete(id));
+  if (answer.full) runs.clear();
+  answer.removed.forEach((id) => runs.delete(id));
   for (const run of answer.runs) runs.set(run.id, run);
   document.querySelector("#folder").textContent = answer.folder;
-  list.update(answer.runs, answer.gone, answer.whole);
+  list.update(answer.runs, answer.removed, answer.full);
   list.ages(answer.now);
   const changed = revision !== answer.revision;
   revision = answer.revision;
