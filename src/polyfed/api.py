@@ -1,4 +1,4 @@
-"""The Python way in: the same keys as the config."""
+"""The Python API: `polyfed.run` and `polyfed.resume`, with the same keys as a config file."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +31,11 @@ def run(
     observers: Sequence[Observer] = (),
     **overrides: Any,
 ) -> Result:
-    """Run an experiment and give its result: a config file, a preset or a mapping, with keys on top.
+    """Run an experiment and return its result.
 
-    `data` may be an open dataset, `method` a class of your own or an object of it.
+    `source` is a config file, the name of a preset or a mapping; `overrides` are top-level config keys. `data` may be
+    an open dataset, and `method` your own method class or an object of it. If the run folder exists, resume the run,
+    or return its result if it has finished.
     """
     from polyfed.data.dataset import Dataset
 
@@ -47,7 +50,7 @@ def run(
         raw["method"] = _method_entry(method)
         raw["imports"] = [*raw.get("imports", []), *_method_imports(method)]
     if isinstance(data, Dataset):
-        # its folder in the cache, so that a resume finds it again
+        # record its cache folder, so that `resume` can open it again
         sources.set_key(raw, ["data", "dataset"], data.name, "data")
         sources.set_key(raw, ["data", "root"], str(data.folder), "data")
     elif data is not None:
@@ -60,20 +63,61 @@ def run(
     )
 
 
+@dataclass(frozen=True)
+class OpenedRun:
+    """A config with its run folder, which is examined once: does the run exist, and has it finished?"""
+
+    config: Config
+    folder: RunFolder
+    exists: bool
+    result: Result | None  # None if the run has not finished
+
+
+def open_run(config: Config, out: Path | None = None) -> OpenedRun:
+    """Examine the run folder of a config. Write nothing, and do not import torch.
+
+    Raise `InputError` if the folder belongs to another config or is not a run folder.
+    """
+    folder = RunFolder(run_path(config, out))
+    exists = folder.exists()
+    if exists and read_config(folder).hash() != config.hash():
+        raise InputError(
+            f"the run folder {folder.path} exists with another config; choose another name or --out, or remove it"
+        )
+    if not exists and folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
+        raise InputError(f"{folder.path} exists and is not a run folder; choose another name or --out")
+    return OpenedRun(config, folder, exists, folder.result() if exists else None)
+
+
+def open_existing_run(path: Path) -> OpenedRun:
+    """Open a run folder with the config that it records. Raise `InputError` if it is not a run folder."""
+    folder = RunFolder(path)
+    return OpenedRun(read_config(folder), folder, True, folder.result())
+
+
 def run_config(
     config: Config, *, out: Path | None = None, data: Dataset | None = None, observers: Sequence[Observer] = ()
 ) -> Result:
-    """Run a checked config. A run that is already finished is not run again."""
+    """Run a parsed config and return its result. Resume an unfinished run; return the result of a finished one."""
+    return execute(open_run(config, out), data=data, observers=observers)
+
+
+def resume(path: str | Path, *, observers: Sequence[Observer] = ()) -> Result:
+    """Resume a run from its last checkpoint and return its result."""
+    return execute(open_existing_run(Path(path)), observers=observers)
+
+
+def execute(opened: OpenedRun, *, data: Dataset | None = None, observers: Sequence[Observer] = ()) -> Result:
+    """Run an opened run to its end. Everything is checked before the run folder is created."""
+    if opened.result is not None:
+        return opened.result
     from polyfed import trackers
     from polyfed.experiment import Experiment, versions
     from polyfed.federation import simulation
 
+    config, folder = opened.config, opened.folder
     if config.engine.name == "flower":
         raise InputError("engine flower reaches sites on other machines; start it with polyfed serve")
-    folder = open_folder(folder_of(config, out), config)
-    finished = folder.result()
-    if finished is not None:
-        return finished
     tracking = trackers.check(config.track)
     federation = simulation.build_federation(config, data=data)
 
@@ -84,43 +128,25 @@ def run_config(
         if not observers:
             logging.getLogger("polyfed").warning(sentence)
 
-    with trackers.tracked(config.track, tracking, note) as watchers:
-        experiment = Experiment(federation, folder, [*observers, *watchers])
-        if not folder.exists():
+    with trackers.tracked(config.track, tracking, note) as tracker_observers:
+        experiment = Experiment(federation, folder, [*observers, *tracker_observers])
+        if not opened.exists:
             folder.create({**config.to_dict(), "name": config.run_name, "versions": versions()})
         return experiment.run()
 
 
-def folder_of(config: Config, out: Path | None = None) -> Path:
-    """Where a run is kept."""
+def run_path(config: Config, out: Path | None = None) -> Path:
+    """Return the path of a config's run folder."""
     return out or Path("runs") / config.run_name
 
 
-def open_folder(path: Path, config: Config) -> RunFolder:
-    """The folder for a run; one that exists must belong to the same config. Needs no torch."""
-    folder = RunFolder(path)
-    if folder.exists():
-        if config_of(folder).hash() != config.hash():
-            raise InputError(
-                f"the run folder {path} exists with another config; choose another name or --out, or remove it"
-            )
-    elif path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise InputError(f"{path} exists and is not a run folder; choose another name or --out")
-    return folder
-
-
-def config_of(folder: RunFolder) -> Config:
-    """The config of a run that exists."""
+def read_config(folder: RunFolder) -> Config:
+    """Read the config of an existing run."""
     return parse(folder.config(), str(folder.config_file))
 
 
-def resume(path: str | Path, *, observers: Sequence[Observer] = ()) -> Result:
-    """Go on from the last checkpoint of a run; a finished run gives its result."""
-    folder = RunFolder(Path(path))
-    return run_config(config_of(folder), out=folder.path, observers=observers)
-
-
 def _method_entry(method: Any) -> Any:
+    """Return the `method` section of the config for a name, a mapping, a class or an object."""
     if isinstance(method, str):
         return {"name": method}
     if isinstance(method, Mapping):
@@ -130,21 +156,21 @@ def _method_entry(method: Any) -> Any:
 
 
 def _method_imports(method: Any) -> list[str]:
-    """The file or module that a worker must import to have this method too."""
+    """Return the file or module that a worker must import to register this method."""
     if isinstance(method, str | Mapping):
         return []
-    kind: Any = method if isinstance(method, type) else type(method)
-    if not kind.name:
-        raise InputError(f'the method {kind.__qualname__} has no name; put @register("name") above its class')
-    if kind.__module__.startswith("polyfed."):
+    cls: Any = method if isinstance(method, type) else type(method)
+    if not cls.name:
+        raise InputError(f'the method {cls.__qualname__} has no name; put @register("name") above its class')
+    if cls.__module__.startswith("polyfed."):
         return []
-    if kind.__module__ != "__main__":
-        return [kind.__module__]
+    if cls.__module__ != "__main__":
+        return [cls.__module__]
     import __main__
 
     file = getattr(__main__, "__file__", None)
     if file is None or not Path(file).exists():
         raise InputError(
-            f"the method {kind.__qualname__} was defined where no worker can import it; put it into a file"
+            f"the method {cls.__qualname__} was defined where no worker can import it; put it into a file"
         )
     return [str(Path(file).resolve())]

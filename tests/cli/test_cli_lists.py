@@ -45,7 +45,7 @@ def test_what_is_known_of_fedproto(capsys: pytest.CaptureFixture[str]) -> None:
     assert fedproto["sends_up"] == "mean feature per class, with counts"
     assert "AAAI 2022" in fedproto["paper"]
     (guidance,) = [option for option in fedproto["options"] if option["name"] == "guidance"]
-    assert set(guidance) == {"name", "type", "default", "help"}
+    assert set(guidance) == {"name", "type", "default", "help", "bounds"}
     assert (guidance["type"], guidance["default"]) == ("float", 1.0) and guidance["help"].startswith("lambda")
 
 

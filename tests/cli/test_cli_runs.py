@@ -44,7 +44,7 @@ def test_json_quiet_and_a_run_that_is_there(capsys: pytest.CaptureFixture[str]) 
     before = {path: path.stat().st_mtime_ns for path in Path("r").rglob("*")}
     assert main(arguments) == 0
     again = capsys.readouterr()
-    assert again.out == out and again.err == "r is finished: nothing to do\n"
+    assert again.out == out and again.err == "r has finished: nothing to do\n"
     assert main(["resume", "r"]) == 0
     assert "Run folder: r" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in Path("r").rglob("*")} == before
@@ -63,7 +63,7 @@ def test_a_stopped_run_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     assert 1 <= saved < 40 and not Path("r", "result.json").exists()
     assert main(run) == 0
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "r exists: going on from its last checkpoint"
+    assert lines[0] == "r exists: resuming from its last checkpoint"
     assert lines[1].startswith(f"fedproto round {saved + 1}/40 ")
     assert lines[-1].startswith("fedproto round 40/40 ")
     sent = json.loads(Path("r", "result.json").read_text())["bytes"]

@@ -166,4 +166,4 @@ def run_of(path: Path) -> tuple[RunFolder, SimulatedFederation]:
     from polyfed.federation import simulation
 
     folder = RunFolder(path)
-    return folder, simulation.build_federation(api.config_of(folder))
+    return folder, simulation.build_federation(api.read_config(folder))

@@ -70,9 +70,8 @@ def make_filter(settings: str | Mapping[str, Any]) -> ServerFilter | None:
         return None
     from polyfed.core.filter import registered
 
-    listed = filters().get(name)
-    if listed is not None:
-        importlib.import_module(listed.module)
+    if name not in registered() and name in filters():
+        importlib.import_module(filters()[name].module)
     if name not in registered():
         raise InputError(
             f"there is no server filter called '{name}'; {nearest(name, {'none', *filters(), *registered()})}"

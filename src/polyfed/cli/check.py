@@ -33,11 +33,10 @@ class Share:
 def check(config: CONFIG, overrides: OVERRIDES = None) -> None:
     """Check an experiment without running it: clients, models, data, and what will leave each client."""
     from polyfed.cli.expected_traffic import expected
-    from polyfed.config import parse
-    from polyfed.config.sources import apply_overrides, read_source
+    from polyfed.config import load_config
     from polyfed.federation import simulation
 
-    chosen = parse(apply_overrides(read_source(config), overrides or []), config)
+    chosen = load_config(config, overrides or [])
     made = simulation.build_federation(chosen)
     profiles = made.profiles()
     made.check(profiles)

@@ -14,7 +14,7 @@ from polyfed.cli.output import put, put_result, say
 from polyfed.errors import PolyfedError
 
 if TYPE_CHECKING:
-    from polyfed.config import Config
+    from polyfed.api import OpenedRun
     from polyfed.runs.records import Result
 
 CONFIG = Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML file, or the name of a preset.")]
@@ -33,50 +33,51 @@ def run(
     json: JSON = False,
     quiet: QUIET = False,
 ) -> None:
-    """Run an experiment. A run that was stopped goes on from its checkpoint; a finished one is shown."""
-    from polyfed import api
-    from polyfed.config import parse
-    from polyfed.config.sources import apply_overrides, read_source
+    """Run an experiment.
 
-    chosen = parse(apply_overrides(read_source(config), overrides or []), config)
-    folder = api.folder_of(chosen, out)
-    _go(chosen, folder, json, quiet)
+    If the run folder already exists, resume from its last checkpoint, or print the result if the run has finished.
+
+    Example: polyfed run quickstart method=fedproto rounds=20
+    """
+    from polyfed import api
+    from polyfed.config import load_config
+
+    _run_and_print(api.open_run(load_config(config, overrides or []), out), json, quiet)
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The run folder.")],
     json: JSON = False,
     quiet: QUIET = False,
 ) -> None:
-    """Go on with a run from its last checkpoint."""
+    """Resume a run from its last checkpoint.
+
+    Example: polyfed resume runs/my-run
+    """
     from polyfed import api
-    from polyfed.runs.folder import RunFolder
 
-    _go(api.config_of(RunFolder(folder)), folder, json, quiet)
+    _run_and_print(api.open_existing_run(folder), json, quiet)
 
 
-def _go(config: Config, folder: Path, json: bool, quiet: bool) -> None:
-    from polyfed import api
-    from polyfed.runs.folder import RunFolder
-
-    result = api.open_folder(folder, config).result()
+def _run_and_print(opened: OpenedRun, json: bool, quiet: bool) -> None:
+    folder, result = opened.folder, opened.result
     if result is not None:
-        say(f"{folder} is finished: nothing to do")
+        say(f"{folder.path} has finished: nothing to do")
     else:
-        if RunFolder(folder).exists() and not quiet:
-            say(f"{folder} exists: going on from its last checkpoint")
-        result = _run(config, folder, quiet)
-    put_outcome(result, folder, json)
+        if opened.exists and not quiet:
+            say(f"{folder.path} exists: resuming from its last checkpoint")
+        result = _run(opened, quiet)
+    put_outcome(result, folder.path, json)
 
 
 def put_outcome(result: Result, folder: Path, json: bool) -> None:
-    """What a command that ran something ends with."""
+    """Print the result of a finished run, and how many replies of clients failed."""
     from polyfed.runs.folder import RunFolder
 
     if result["failures"]:
         first = result["failures"][0]
         say(
-            f"{len(result['failures'])} answers of clients were missing or refused, the first of client "
+            f"{len(result['failures'])} replies of clients were missing or invalid, the first from client "
             f"{first['client']} in round {first['round']}: {first['message']}"
         )
     if json:
@@ -86,25 +87,25 @@ def put_outcome(result: Result, folder: Path, json: bool) -> None:
     put(f"Run folder: {folder}")
 
 
-def _run(config: Config, folder: Path, quiet: bool) -> Result:
+def _run(opened: OpenedRun, quiet: bool) -> Result:
     from polyfed.engines import zygote
 
-    if config.engine.name == "pool":
+    if opened.config.engine.name == "pool":
         zygote.start_early()  # it imports torch while this process does
     try:
         from polyfed import api
         from polyfed.cli.progress import Board, Watcher
 
-        with Board(quiet=quiet) as board, crash_recorded(folder):
-            watcher = Watcher(board, str(config.method["name"]))
-            return api.run_config(config, out=folder, observers=[watcher])
+        with Board(quiet=quiet) as board, crash_recorded(opened.folder.path):
+            watcher = Watcher(board, str(opened.config.method["name"]))
+            return api.execute(opened, observers=[watcher])
     finally:
         zygote.drop_early()
 
 
 @contextlib.contextmanager
 def crash_recorded(folder: Path) -> Iterator[None]:
-    """An error that nobody foresaw leaves its traceback in the run folder, if the run got as far as having one."""
+    """Record the traceback of an unexpected error in the events of the run folder, if the folder exists."""
     try:
         yield
     except PolyfedError:
@@ -112,9 +113,9 @@ def crash_recorded(folder: Path) -> Iterator[None]:
     except Exception as error:
         from polyfed.runs.folder import RunFolder
 
-        found = RunFolder(folder)
-        if found.exists():
-            found.event("failed", message=f"{type(error).__name__}: {error}", detail=traceback.format_exc())
+        run_folder = RunFolder(folder)
+        if run_folder.exists():
+            run_folder.event("failed", message=f"{type(error).__name__}: {error}", detail=traceback.format_exc())
         raise
 
 

@@ -45,19 +45,19 @@ def serve(
 
     chosen = parse(apply_overrides(read_source(config), overrides or []), config)
     if not insecure:
-        chosen = with_sites(chosen, list(Registry(home).sites()), RunFolder(api.folder_of(chosen, out)), home)
+        chosen = with_sites(chosen, list(Registry(home).sites()), RunFolder(api.run_path(chosen, out)), home)
     chosen = chosen.model_copy(update={"engine": chosen.engine.model_copy(update={"name": "flower"})})
-    folder = api.open_folder(api.folder_of(chosen, out), chosen)
+    opened = api.open_run(chosen, out)
+    folder, result = opened.folder, opened.result
     prefix = BARE if insecure else ""
 
     def tell(sentence: str) -> None:
         say(f"{prefix}{sentence}")
 
-    result = folder.result()
     if result is not None:
         tell(f"{folder.path} is finished: nothing to do")
     else:
-        if folder.exists():
+        if opened.exists:
             tell(f"{folder.path} exists: going on from its last checkpoint")
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # before the first round, too, it ends politely
         with Coordinator(home, tell, host, port, not insecure) as coordinator:
@@ -74,7 +74,7 @@ def with_sites(config: Config, admitted: list[str], folder: RunFolder, home: Pat
 
     names = config.names
     if names is None and folder.exists():
-        names = api.config_of(folder).names  # a run that goes on has the sites it began with
+        names = api.read_config(folder).names  # a run that goes on has the sites it began with
     if names is None:
         names = admitted
     for name in names:

@@ -50,7 +50,7 @@ def sweep(
     chosen = parse_seeds(seeds) if seeds is not None else [raw.get("seed", 0)]
     where = out or Path("runs") / f"{Path(config).stem}-sweep"
     cells = plan_sweep(raw, axes or [], chosen, where)
-    todo = [cell for cell in cells if api.open_folder(cell.folder, cell.config).result() is None]
+    todo = [cell for cell in cells if api.open_run(cell.config, cell.folder).result is None]
     if len(todo) < len(cells):
         say(f"{len(cells) - len(todo)} of {len(cells)} runs are finished already")
     failed, stopped = _work(todo, jobs, quiet) if todo else ({}, {})

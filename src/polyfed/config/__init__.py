@@ -4,7 +4,7 @@
 Everything in this room works without torch, so that a wrong key is reported at once.
 """
 
-from polyfed.config.config import Config, parse
+from polyfed.config.config import Config, load_config, parse
 from polyfed.config.sections import (
     DataConfig,
     EvaluateConfig,
@@ -21,6 +21,7 @@ __all__ = [
     "ModelsConfig",
     "PrivacyConfig",
     "TrainConfig",
+    "load_config",
     "parse",
     "size_in_bytes",
 ]

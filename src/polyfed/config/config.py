@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,6 +22,7 @@ from polyfed.config.sections import (
     Section,
     TrainConfig,
 )
+from polyfed.config.sources import apply_overrides, read_source
 from polyfed.config.validation_message import validation_message
 from polyfed.errors import InputError
 
@@ -103,6 +104,11 @@ class Config(Section):
         """Return a digest of the settings that affect results: all but name, engine, checkpoint and track."""
         counted = {k: v for k, v in self.to_dict().items() if k not in {"name", "engine", "checkpoint", "track"}}
         return hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()
+
+
+def load_config(source: str | Path, overrides: Iterable[str] = ()) -> Config:
+    """Read a config file or a preset, apply 'key=value' overrides, and parse the result."""
+    return parse(apply_overrides(read_source(source), overrides), str(source))
 
 
 def parse(raw: Mapping[str, Any], where: str = "config") -> Config:

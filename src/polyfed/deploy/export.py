@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from polyfed.api import folder_of
+from polyfed.api import run_path
 from polyfed.config import Config
 from polyfed.deploy.app_bundle import description
 from polyfed.errors import InputError
@@ -21,7 +21,7 @@ def write_app(config: Config, folder: Path) -> list[str]:
         raise InputError(f"{folder} exists and is not empty; choose another folder")
     if config.imports:
         raise InputError("the config has imports, which an app cannot carry; install those modules at every node")
-    out = folder_of(config).resolve()
+    out = run_path(config).resolve()
     # a JSON text is a TOML text too, except that TOML knows no slash behind a backslash, which is never written here
     settings = f"polyfed = {json.dumps(json.dumps(config.to_dict()))}\nout = {json.dumps(str(out))}\n"
     try:

@@ -126,12 +126,20 @@ class SimulatedFederation(Plan):
             "dataset": str(self.dataset.folder),
             "indices": str(folder),
             "specs": [spec.to_json() for spec in self.specs],
-            "imports": list(self.config.imports),
+            "imports": [*self.config.imports, *self._catalogue_modules()],
             "search": sys.path,
             "store": "",
             # calibrated once, here: workers need no privacy accountant
             "multipliers": {p.field: p.multiplier for p in self.guard.protections} if self.guard else {},
         }
+
+    def _catalogue_modules(self) -> list[str]:
+        """Return the modules of the method and the filter. Workers import them without reading the catalogue."""
+        parts: list[tuple[Any, Mapping[str, catalogue.MethodInfo]]] = [(self.method, catalogue.methods())]
+        if self.filter is not None:
+            parts.append((self.filter, catalogue.filters()))
+        infos = [(type(part).__module__, known.get(part.name)) for part, known in parts]
+        return [module for module, info in infos if info is not None and info.module == module]
 
     @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> SimulatedFederation:

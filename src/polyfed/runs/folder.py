@@ -113,6 +113,9 @@ class RunFolder:
     # writing
 
     def create(self, config: dict[str, Any]) -> None:
+        """Create the folder with its `config.yaml`. Raise `RunError` if another process was faster."""
+        if self.exists():
+            raise RunError(f"another process has just created the run folder {self.path}; run the same command again")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
