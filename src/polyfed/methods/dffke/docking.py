@@ -1,119 +1,98 @@
-"""The server's training in DFFKE: docking layers into one space, and a decoder that finds its way back from it."""
+"""Docking layers: one linear layer per client that maps its embeddings into a common space (Eq. 10 and 11)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyfed.training.cycle import cycled
+from polyfed.core import Client, Payload, Server, rng
+from polyfed.core.client import copy_into, weights_of
+from polyfed.core.payload import view
+from polyfed.methods.dffke.messages import subtree
 from polyfed.training.fit import TrainSettings, make_optimizer
 
-Discrepancy = Literal["none", "kl", "mae", "mse"]
-KL_SCALE = 0.1  # of the divergence as discrepancy, which has no bound (Table 8)
+WEIGHT_DECAY = 0.001  # of docking layers and head, as in the released code
 
 
 @dataclass(frozen=True)
 class ClientSnapshot:
-    """A client at the server: its model cut in two, frozen and in evaluation mode, and its docking layer."""
+    """A client's uploaded model at the server, frozen and in evaluation mode, and the rest of its upload."""
 
-    encoder: nn.Module
-    classifier: nn.Module
-    docking: nn.Linear
+    encoder: nn.Module  # h_k
+    classifier: nn.Module  # l_k
+    docking: nn.Linear  # z_k
+    embeddings: Tensor  # E_k
+    targets: Tensor  # of the embeddings: labels, or probabilities
+
+
+@torch.no_grad()
+def embed_samples(client: Client) -> Tensor:
+    """Return E_k = h_k(X_k): one row per training sample, without augmentation and in evaluation mode."""
+    features = [client.model.features(x) for x, _ in client.clean_pass()]
+    return torch.cat([torch.zeros(0, client.profile.features), *features])
+
+
+def snapshot(server: Server, name: str, upload: Payload, width: int) -> ClientSnapshot:
+    """Rebuild a client from its upload, with the docking layer of its last round, or a new one."""
+    profile = server.profile(name)
+    model = server.build(profile.spec)
+    copy_into(model, upload.weights("model"))
+    model.eval().requires_grad_(False)
+    with rng.seeded(server.seed, "docking", name):
+        docking = nn.Linear(profile.features, width)
+    previous = upload.get("docking") or subtree(server.state["docking"]).get(name)
+    if previous is not None:
+        copy_into(docking, view({"docking": previous}).weights("docking"))
+    # Noise, if any, is on the logits: the softmax comes after it.
+    targets = upload.tensor("labels").long() if "labels" in upload else upload.tensor("outputs").softmax(1)
+    return ClientSnapshot(model.backbone, model.head, docking, upload.tensor("embeddings"), targets)
+
+
+def unify(
+    server: Server, clients: Mapping[str, ClientSnapshot], *, width: int, iterations: int, lr: float
+) -> list[float]:
+    """Train the docking layers with a new head that is then dropped, and store them in the server's state."""
+    with rng.seeded(server.seed, "head", server.round):
+        head = nn.Linear(width, server.classes)
+    losses = fit_docking(clients, head, iterations=iterations, lr=lr)
+    docking = {name: weights_of(client.docking) for name, client in clients.items()}
+    server.state["docking"] = {**subtree(server.state["docking"]), **docking}
+    return losses
 
 
 def fit_docking(
-    parties: Mapping[str, ClientSnapshot],
-    embeddings: Mapping[str, Tensor],
-    targets: Mapping[str, Tensor],
+    clients: Mapping[str, ClientSnapshot],
     head: nn.Linear,
     *,
     iterations: int,
     lr: float,
-    weight_decay: float,
+    weight_decay: float = WEIGHT_DECAY,
 ) -> list[float]:
-    """Eq. 11: docking layers and one head that together tell classes; the mean loss over clients by iteration.
+    """Train docking layers and a common head to classify all embeddings (Eq. 11), then freeze the docking layers.
 
-    An iteration is a step for every client in turn, on all of its rows. Targets are labels or probabilities.
+    An iteration takes one step for every client in turn, on all of its embeddings. Return the mean loss over clients
+    of every iteration.
     """
-    trained = [*(p for party in parties.values() for p in party.docking.parameters()), *head.parameters()]
-    optimizer = make_optimizer(trained, TrainSettings(optimizer="adam", lr=lr, weight_decay=weight_decay))
-    course = []
+    parameters = [*(p for client in clients.values() for p in client.docking.parameters()), *head.parameters()]
+    optimizer = make_optimizer(parameters, TrainSettings(optimizer="adam", lr=lr, weight_decay=weight_decay))
+    mean_losses = []
     for _ in range(iterations):
         losses = []
-        for name, party in parties.items():
+        for client in clients.values():
             optimizer.zero_grad(set_to_none=True)
-            z, target = head(party.docking(embeddings[name])), targets[name]
-            soft = target.is_floating_point()
-            loss = F.kl_div(z.log_softmax(1), target, reduction="batchmean") if soft else F.cross_entropy(z, target)
+            logits = head(client.docking(client.embeddings))
+            if client.targets.is_floating_point():
+                loss = F.kl_div(logits.log_softmax(1), client.targets, reduction="batchmean")
+            else:
+                loss = F.cross_entropy(logits, client.targets)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             losses.append(loss.detach())
-        course.append(float(torch.stack(losses).mean()))
-    return course
-
-
-def fit_decoder(
-    decoder: nn.Module,
-    parties: Mapping[str, ClientSnapshot],
-    codes: Mapping[str, Tensor],
-    streams: Mapping[str, torch.Generator],
-    *,
-    iterations: int,
-    batch: int,
-    lr: float,
-    discrepancy: Discrepancy = "none",
-) -> list[float]:
-    """Eq. 12: images from which every client's encoder gets the codes back; the fidelity loss by iteration.
-
-    Only the decoder learns. An iteration is a step for every client in turn, on a batch of its codes; a single code
-    is left out, on which norms cannot be trained.
-    """
-    optimizer = make_optimizer(decoder.parameters(), TrainSettings(optimizer="adam", lr=lr))
-    taken = {name: cycled(rows, rows, batch, streams[name]) for name, rows in codes.items() if len(rows) > 1}
-    decoder.train()
-    course = []
-    for _ in range(iterations):
-        losses = []
-        for name, batches in taken.items():
-            wanted, _ = next(batches)
-            if len(wanted) < 2:
-                continue
-            optimizer.zero_grad(set_to_none=True)
-            images = decoder(wanted)
-            features = parties[name].encoder(images)
-            loss = F.mse_loss(parties[name].docking(features), wanted)
-            losses.append(loss.detach())
-            if discrepancy != "none" and len(parties) > 1:
-                student = _another(name, parties, streams[name])
-                loss = loss - _apart(parties[name].classifier(features), _logits(student, images), discrepancy)
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-        if losses:
-            course.append(float(torch.stack(losses).mean()))
-    optimizer.zero_grad(set_to_none=True)
-    return course
-
-
-def _logits(party: ClientSnapshot, images: Tensor) -> Tensor:
-    logits: Tensor = party.classifier(party.encoder(images))
-    return logits
-
-
-def _another(name: str, parties: Mapping[str, ClientSnapshot], stream: torch.Generator) -> ClientSnapshot:
-    others = [party for other, party in parties.items() if other != name]
-    return others[int(torch.randint(len(others), (), generator=stream))]
-
-
-def _apart(teacher: Tensor, student: Tensor, measure: Discrepancy) -> Tensor:
-    """F of Eq. 4, by which a teacher and a student differ; the decoder is to make it large."""
-    if measure == "kl":
-        return KL_SCALE * F.kl_div(
-            student.log_softmax(1), teacher.log_softmax(1), reduction="batchmean", log_target=True
-        )
-    distance = F.l1_loss if measure == "mae" else F.mse_loss
-    return distance(student.softmax(1), teacher.softmax(1))
+        mean_losses.append(float(torch.stack(losses).mean()))
+    for client in clients.values():
+        client.docking.requires_grad_(False)
+    return mean_losses

@@ -1,91 +1,128 @@
-"""A student that learns from several teachers' answers, one step per batch (DFFKE, Eq. 13 and 14)."""
+"""Knowledge exchange at a client: the teacher's outputs, and distillation from them (Eq. 13 and 14)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polyfed.core import Client, Payload, Value, rng
+from polyfed.core.payload import view
+from polyfed.methods.dffke.messages import round_key, subtree
+from polyfed.methods.dffke.replay_index import replay_batches
+from polyfed.methods.dffke.synthetic_images import TransferImages
+from polyfed.training.cycle import cycled
 from polyfed.training.fit import TrainSettings, has_batchnorm, make_optimizer
 from polyfed.training.samples import EVALUATION_BATCH
 
-Direction = Literal["forward", "reverse", "jeffreys"]
-SMALLEST = 1e-8  # probability of a teacher, whose logarithm is taken
-ROUNDING = 1e-4  # by which probabilities in single precision may miss 1
+WEIGHT_DECAY = 0.00001  # as in the released code
+MIN_PROBABILITY = 1e-8
+SUM_TOLERANCE = 1e-4  # by which the sum of float32 probabilities may differ from 1
+Rows = tuple[str, Tensor]  # a round's key, and rows of a client's images in it
 
 
-class Lesson(NamedTuple):
-    """Images, what a teacher says about them, and where it puts them in the common space, if that is learned too."""
+class DistillationBatch(NamedTuple):
+    """Images with a teacher's probabilities for them, and where these are in the message."""
 
     images: Tensor
-    target: Tensor
-    code: Tensor | None = None
+    targets: Tensor
+    field: str  # "targets" for images of the current round, "memory" for past ones
+    teacher: str
+    rows: Tensor  # in the field's tensor
 
 
-def as_probabilities(rows: Tensor) -> Tensor:
-    """Rows that noise was added to, as probabilities again; rows that are such already stay as they are."""
-    sound = (rows >= 0).all(1, keepdim=True) & ((rows.sum(1, keepdim=True) - 1).abs() < ROUNDING)
-    above = rows.clamp(min=SMALLEST)
-    return torch.where(sound, rows, above / above.sum(1, keepdim=True))
+def replayed_rows(client: Client, teacher: str, counts: Value, turns: int, batch: int) -> list[Rows]:
+    """Return the batches of a teacher's past images that are replayed in this round (B_t of line 17).
 
-
-def divergence(logits: Tensor, target: Tensor, direction: Direction = "forward") -> Tensor:
-    """Between a teacher's probabilities T and S = softmax(logits): summed over classes, mean over the batch.
-
-    forward: KL(T || S), with gradient (S - T) / B for the logits; reverse: KL(S || T); jeffreys: their sum.
+    They are drawn from a common random stream, so that every client computes the same batches.
     """
-    student, teacher = logits.log_softmax(1), target.clamp(min=SMALLEST).log()
-    forward = F.kl_div(student, target, reduction="batchmean")
-    reverse = F.kl_div(teacher, student, reduction="batchmean", log_target=True)
-    return {"forward": forward, "reverse": reverse, "jeffreys": forward + reverse}[direction]
+    sizes = {key: int(view(subtree(counts)).number(key)) for key in subtree(counts)}
+    stream = partial(rng.generator, client.seed, "review", client.round, teacher)
+    return replay_batches(sizes, turns, batch, stream)
 
 
 @torch.no_grad()
-def answers(
-    encoder: nn.Module, classifier: nn.Module, pictures: Callable[[Tensor], Tensor], rows: Tensor
-) -> tuple[Tensor, Tensor]:
-    """A frozen teacher's probabilities and features of pictures by their rows, made as they are needed."""
-    told, features = [], []
-    for at in torch.split(rows, EVALUATION_BATCH):
-        features.append(encoder(pictures(at)))
-        told.append(classifier(features[-1]).softmax(1))
-    return torch.cat(told), torch.cat(features)
+def teacher_outputs(
+    client: Client, msg: Payload, images: TransferImages, batch: int, function: Callable[[Tensor], Tensor]
+) -> dict[str, Tensor]:
+    """Apply a function to a client's images of this round ("targets") and to those that are replayed ("memory").
 
-
-def learn(
-    encoder: nn.Module,
-    classifier: nn.Module,
-    docking: nn.Module | None,
-    lessons: Iterable[Lesson],
-    settings: TrainSettings,
-    *,
-    direction: Direction,
-    frozen_norms: bool,
-) -> int:
-    """One step of a new optimiser for every lesson; how many steps that were.
-
-    Where lessons come with codes, the docking layer brings the student's features to them and learns as well.
+    Images are decoded in chunks to save memory.
     """
-    modules = [encoder, classifier, *([docking] if docking is not None else [])]
+    now, turns = round_key(client.round), int(msg.number("turns"))
+    rows = {"targets": [(now, torch.arange(images.count(now, client.name)))]}
+    rows["memory"] = replayed_rows(client, client.name, msg.get("review"), turns, batch)
+    outputs = {}
+    for field, batches in rows.items():
+        chunks = [(key, chunk) for key, rows in batches for chunk in torch.split(rows, EVALUATION_BATCH)]
+        if chunks:
+            outputs[field] = torch.cat([function(images.images(key, client.name, at)) for key, at in chunks])
+    return outputs
+
+
+def exchange_batches(client: Client, msg: Payload, images: TransferImages, batch: int) -> Iterator[DistillationBatch]:
+    """Yield in every turn a batch of past images of each teacher (Eq. 14), then one of current images (Eq. 13)."""
+    now, turns = round_key(client.round), int(msg.number("turns"))
+    targets, memory = msg.weights("targets"), Payload(subtree(msg.get("memory")))
+    current: dict[str, Iterator[tuple[Tensor, Tensor]]] = {}
+    past: dict[str, list[tuple[str, Tensor, Tensor]]] = {}  # round, rows of images, rows of outputs
+    for teacher in targets:
+        rows = torch.arange(images.count(now, teacher))
+        current[teacher] = cycled(rows, rows, batch, client.stream(f"exchange {teacher}"))
+        replayed = replayed_rows(client, teacher, subtree(msg.get("review")).get(teacher), turns, batch)
+        ends = torch.tensor([len(rows) for _, rows in replayed]).cumsum(0).tolist()
+        past[teacher] = [
+            (key, rows, torch.arange(end - len(rows), end)) for (key, rows), end in zip(replayed, ends, strict=True)
+        ]
+    for turn in range(turns):
+        for teacher, replay in past.items():
+            if replay and images.count(replay[turn][0], teacher):
+                key, rows, at = replay[turn]
+                outputs = memory.tensor(teacher)[at]
+                yield DistillationBatch(images.images(key, teacher, rows), outputs, "memory", teacher, at)
+        for teacher, batches in current.items():
+            at, _ = next(batches)
+            yield DistillationBatch(images.images(now, teacher, at), targets[teacher][at], "targets", teacher, at)
+
+
+def kl_divergence(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return KL(teacher || student): summed over classes, mean over the batch."""
+    return F.kl_div(logits.log_softmax(1), targets, reduction="batchmean")
+
+
+def as_probabilities(rows: Tensor) -> Tensor:
+    """Renormalise rows that privacy noise was added to; return rows that are probabilities unchanged."""
+    valid = (rows >= 0).all(1, keepdim=True) & ((rows.sum(1, keepdim=True) - 1).abs() < SUM_TOLERANCE)
+    positive = rows.clamp(min=MIN_PROBABILITY)
+    return torch.where(valid, rows, positive / positive.sum(1, keepdim=True))
+
+
+def distill(
+    modules: Sequence[nn.Module],
+    batches: Iterable[DistillationBatch],
+    loss: Callable[[DistillationBatch], Tensor],
+    *,
+    lr: float,
+) -> int:
+    """Train modules with a new optimiser, one step per batch, and return the number of steps.
+
+    Batches of one image are skipped if there is a BatchNorm, which cannot be trained on them.
+    """
+    settings = TrainSettings(optimizer="adam", lr=lr, weight_decay=WEIGHT_DECAY)
     optimizer = make_optimizer((p for module in modules for p in module.parameters()), settings)
     for module in modules:
         module.train()
-        for part in module.modules() if frozen_norms else ():
-            part.train(not isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training)
-    least = 2 if has_batchnorm(modules) and not frozen_norms else 1
+    min_batch = 2 if has_batchnorm(modules) else 1
     steps = 0
-    for images, target, code in lessons:
-        if len(images) < least:
+    for batch in batches:
+        if len(batch.images) < min_batch:
             continue
         optimizer.zero_grad(set_to_none=True)
-        features = encoder(images)
-        loss = divergence(classifier(features), as_probabilities(target), direction)
-        if docking is not None and code is not None:
-            loss = loss + F.mse_loss(docking(features), code)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss(batch._replace(targets=as_probabilities(batch.targets))).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         steps += 1
     optimizer.zero_grad(set_to_none=True)

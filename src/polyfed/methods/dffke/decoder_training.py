@@ -1,0 +1,68 @@
+"""Training of the embedding decoder through the clients' frozen models (Eq. 12)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polyfed.core import Server, rng
+from polyfed.methods.dffke.decoder import EmbeddingDecoder
+from polyfed.methods.dffke.docking import ClientSnapshot
+from polyfed.training.cycle import cycled
+from polyfed.training.fit import TrainSettings, make_optimizer
+
+# client, images, the features that the client's encoder extracts from them, random stream
+AddedLoss = Callable[[str, Tensor, Tensor, torch.Generator], Tensor]
+
+
+def new_decoder(server: Server, width: int, channels: int) -> EmbeddingDecoder:
+    """Return the decoder of a round before training."""
+    with rng.seeded(server.seed, "decoder", server.round):
+        decoder = EmbeddingDecoder(width, server.roster[0].image, channels)
+    decoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return decoder
+
+
+def fit_decoder(
+    server: Server,
+    decoder: nn.Module,
+    clients: Mapping[str, ClientSnapshot],
+    codes: Mapping[str, Tensor],
+    iterations: int,
+    batch: int,
+    lr: float,
+    added_loss: AddedLoss | None = None,
+) -> list[float]:
+    """Train the decoder so that encoder and docking layer map its images back to the codes (Eq. 12).
+
+    An iteration takes one step for every client in turn, on a batch of its codes. Batches of one code are skipped,
+    because BatchNorm cannot be trained on them. Return the mean fidelity loss of every iteration, without
+    `added_loss`.
+    """
+    streams = {name: server.stream(f"decoder {name}") for name in codes}
+    optimizer = make_optimizer(decoder.parameters(), TrainSettings(optimizer="adam", lr=lr))
+    batches = {name: cycled(rows, rows, batch, streams[name]) for name, rows in codes.items() if len(rows) > 1}
+    decoder.train()
+    mean_losses = []
+    for _ in range(iterations):
+        losses = []
+        for name, client_batches in batches.items():
+            code, _ = next(client_batches)
+            if len(code) < 2:
+                continue
+            optimizer.zero_grad(set_to_none=True)
+            images = decoder(code)
+            features = clients[name].encoder(images)
+            loss = F.mse_loss(clients[name].docking(features), code)
+            losses.append(loss.detach())
+            if added_loss is not None:
+                loss = loss + added_loss(name, images, features, streams[name])
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        if losses:
+            mean_losses.append(float(torch.stack(losses).mean()))
+    optimizer.zero_grad(set_to_none=True)
+    return mean_losses
