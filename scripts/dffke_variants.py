@@ -1,11 +1,10 @@
 """Variants of DFFKE for ablations: what the released code does differently, and controls of single parts.
 
-polyfed run dffke-digits 'imports=[scripts/dffke_variants.py]' method.name=dffke-reverse-kl
+polyfed run dffke-digits 'imports=[scripts/dffke_variants.py]' method=dffke-reverse-kl
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -15,12 +14,11 @@ from torch import Tensor, nn
 
 from polyfed.core import Client, Cohort, Payload, Reply, Server, register, step
 from polyfed.core.client import copy_into, weights_of
-from polyfed.core.profile import Profile
-from polyfed.core.schema import TensorField
+from polyfed.core.schema import FromMethod, TensorField
 from polyfed.core.step import messages_of
 from polyfed.methods.dffke import DFFKE
-from polyfed.methods.dffke.decoder_training import AddedLoss
-from polyfed.methods.dffke.docking import ClientSnapshot
+from polyfed.methods.dffke.decoder_training import AddedLoss, Codes
+from polyfed.methods.dffke.docking import Snapshots
 from polyfed.methods.dffke.exchange import (
     MIN_PROBABILITY,
     DistillationBatch,
@@ -34,11 +32,8 @@ from polyfed.methods.dffke.public_images import images_at
 from polyfed.methods.dffke.synthetic_images import TransferImages
 
 EMBED, TEACH, EXCHANGE = (messages_of(DFFKE(), name) for name in ("embed", "teach", "exchange"))
+WIDTH = FromMethod("width")
 KL_SCALE = 0.1  # of the KL discrepancy, which has no upper bound (Table 8)
-
-
-def _width(method: object, profile: Profile) -> int:
-    return method.width if isinstance(method, DFFKE) else 0
 
 
 def docking_layer(client: Client, width: int) -> nn.Linear:
@@ -53,14 +48,14 @@ def docking_layer(client: Client, width: int) -> nn.Linear:
 class DockingNoise(DFFKE):
     """DFFKE as released: privacy noise affects the docking layers only, codes come from clean samples. Not private."""
 
-    def translate(self, server: Server, cohort: Cohort, clients: Mapping[str, ClientSnapshot]) -> dict[str, Tensor]:
+    def translate(self, server: Server, cohort: Cohort, clients: Snapshots) -> dict[str, Tensor]:
         each: Messages = {name: {"docking": weights_of(client.docking)} for name, client in clients.items()}
         replies = cohort.call(self.embed_again, each=each)
         return {name: reply.tensor("codes") for name, reply in replies.items() if "codes" in reply}
 
     @step(
         down=tree_fields("docking"),
-        up={"codes": TensorField((samples, _width), optional=True, by_sample=True)},
+        up={"codes": TensorField((samples, WIDTH), optional=True, by_sample=True)},
     )
     def embed_again(self, client: Client, msg: Payload) -> Reply:
         """Line 10 at the client, from samples instead of uploaded embeddings."""
@@ -102,8 +97,8 @@ class EmbeddingLoss(DFFKE):
         down=TEACH.down,
         up={
             **TEACH.up,
-            "targets_codes": TensorField(("rows", _width), optional=True),
-            "memory_codes": TensorField(("past", _width), optional=True),
+            "targets_codes": TensorField(("rows", WIDTH), optional=True),
+            "memory_codes": TensorField(("past", WIDTH), optional=True),
         },
     )
     def teach(self, client: Client, msg: Payload) -> Reply:
@@ -146,12 +141,7 @@ class Discrepancy(DFFKE):
     measure: Literal["kl", "mae", "mse"] = "kl"  # how the outputs of two clients are compared
 
     def train_decoder(
-        self,
-        server: Server,
-        decoder: nn.Module,
-        clients: Mapping[str, ClientSnapshot],
-        codes: Mapping[str, Tensor],
-        added_loss: AddedLoss | None = None,
+        self, server: Server, decoder: nn.Module, clients: Snapshots, codes: Codes, added_loss: AddedLoss = None
     ) -> list[float]:
         def negative_discrepancy(name: str, images: Tensor, features: Tensor, stream: torch.Generator) -> Tensor:
             others = [client for other, client in clients.items() if other != name]
@@ -177,12 +167,7 @@ class WarmDecoder(DFFKE):
     """DFFKE with a decoder that continues from the weights of the last round."""
 
     def train_decoder(
-        self,
-        server: Server,
-        decoder: nn.Module,
-        clients: Mapping[str, ClientSnapshot],
-        codes: Mapping[str, Tensor],
-        added_loss: AddedLoss | None = None,
+        self, server: Server, decoder: nn.Module, clients: Snapshots, codes: Codes, added_loss: AddedLoss = None
     ) -> list[float]:
         if server.state["decoder"]:
             copy_into(decoder, server.memory.weights("decoder"))

@@ -1,14 +1,15 @@
-"""Writes docs/results/dffke.md: DFFKE beside the methods of its paper, and its ablations on digits.
+"""Write docs/results/dffke.md: DFFKE compared with the methods of its paper, and its ablations on digits.
 
     .venv/bin/python scripts/results_dffke.py [--jobs 2] [--out runs/results-dffke] [--root FOLDER] [--only PART ...]
 
-Runs that are finished are not run again, so it can be stopped and started. Fashion-MNIST must be there: Debian's
+Finished runs are not repeated, so the script can be stopped and started again. It needs Fashion-MNIST: Debian's
 package dataset-fashion-mnist, `--root FOLDER` with its idx files, or the Hugging Face hub.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +17,17 @@ from pathlib import Path
 import pages
 
 from polyfed.comparison import Run
+from polyfed.config.sources import read_source
 
 BASELINES = "local,lg-fedavg,fedgen,fedgh,fml,fedkd,feddistill,fedproto,fedtgp,fedktl-lite"
 BASELINE_EPOCHS = 5  # in every round: DFFKE's clients train to a goal, which one epoch would leave others far from
+
+
+def variant(name: str, preset: str) -> str:
+    """Return the override that replaces a preset's method by a variant with the same fields."""
+    return f"method={json.dumps({**read_source(preset)['method'], 'name': name})}"
+
+
 SETTINGS = {
     "digits": (
         "dffke-digits",
@@ -30,7 +39,7 @@ SETTINGS = {
         "Adam 0.001",
     ),
 }
-# What the paper says of each part, and the variants that are held against the preset (`dffke`).
+# The paper's claim about each part, and the variants that are compared with the preset (`dffke`).
 ABLATIONS: dict[str, tuple[str, str, dict[str, list[str]]]] = {
     "buffer": (
         "how many past rounds are reviewed",
@@ -64,7 +73,8 @@ ABLATIONS: dict[str, tuple[str, str, dict[str, list[str]]]] = {
             "epsilon 10": ["privacy={embeddings: {clip: 10.0, epsilon: 10.0}}"],
             "epsilon 10, docking only": [
                 "privacy={embeddings: {clip: 10.0, epsilon: 10.0}}",
-                "method.dp_scope=docking_only",
+                "imports=[scripts/dffke_variants.py]",
+                variant("dffke-docking-noise", "dffke-digits"),
             ],
         },
     ),
@@ -86,7 +96,7 @@ EXPLAINED = (
 
 @dataclass(frozen=True)
 class Script:
-    """Where runs go, and how they are run."""
+    """Where run folders are written, and how runs are started."""
 
     out: Path
     seeds: str
@@ -100,8 +110,8 @@ class Script:
             preset, [*axes, *self.more], seeds=self.seeds, out=self.out / name, jobs=self.jobs, private=private
         )
 
-    def beside_others(self, name: str) -> str:
-        """DFFKE and the others in one table."""
+    def comparison(self, name: str) -> str:
+        """Compare DFFKE with the other methods in one table."""
         preset, title = SETTINGS[name]
         commands = [
             self.sweep(name, preset, []),
@@ -111,7 +121,7 @@ class Script:
         return pages.section(title, table, commands=commands)
 
     def ablation(self, name: str) -> str:
-        """DFFKE on digits beside variants of one of its parts."""
+        """Compare DFFKE on digits with variants of one of its parts."""
         heading, claim, variants = ABLATIONS[name]
         commands = [self.sweep("digits", "dffke-digits", [])]
         folders = {"dffke": "digits"}
@@ -124,14 +134,14 @@ class Script:
 
 
 def variants_table(runs: Mapping[str, Sequence[Run]]) -> str:
-    """Accuracies in percent, and what a run took."""
+    """Return a table of accuracies in percent, and seconds per run."""
     rows = []
-    for label, found in runs.items():
+    for label, finished in runs.items():
         accuracy = [
-            [100 * float(run.result["accuracy"][kind][which]) for run in found]
+            [100 * float(run.result["accuracy"][kind][which]) for run in finished]
             for kind, which in (("global", "final"), ("global", "best"), ("personal", "final"))
         ]
-        seconds = [float(run.result["seconds"]["total"]) for run in found]
+        seconds = [float(run.result["seconds"]["total"]) for run in finished]
         rows.append([label, *(pages.spread(values) for values in accuracy), pages.spread(seconds, 0)])
     return pages.plain_table(["variant", "global, final", "global, best", "personal, final", "seconds"], rows)
 
@@ -148,7 +158,7 @@ def main() -> None:
     chosen = arguments.parse_args()
     script = Script(chosen.out, chosen.seeds, chosen.jobs, chosen.root, chosen.more)
     parts = [
-        script.beside_others(part) if part in SETTINGS else script.ablation(part)
+        script.comparison(part) if part in SETTINGS else script.ablation(part)
         for part in PARTS
         if part in chosen.only
     ]

@@ -1,8 +1,8 @@
-"""Writes docs/results/inco.md: five methods with and without InCo Aggregation, its ablation, and its other rules.
+"""Write docs/results/inco.md: five methods with and without InCo Aggregation, its ablation, and its other rules.
 
     .venv/bin/python scripts/results_inco.py [--jobs 2] [--out runs/results-inco] [--root FOLDER] [--only methods]
 
-Runs that are finished are not run again, so it can be stopped and started. Fashion-MNIST must be there: Debian's
+Finished runs are not repeated, so the script can be stopped and started again. It needs Fashion-MNIST: Debian's
 package dataset-fashion-mnist, `--root FOLDER` with its idx files, or the Hugging Face hub.
 """
 
@@ -53,10 +53,10 @@ RULES = {
 }
 CONTROLS = {
     "the stage's own anchor": "inco",
-    "its entries in another order": "{name: inco, control: permuted}",
-    "noise of its length": "{name: inco, control: gaussian}",
-    "another stage's anchor": "{name: inco, control: other_stage}",
-    "no mixing, the same length": "{name: inco, rule: off, control: length}",
+    "its entries in another order": "{name: inco-control, control: permuted}",
+    "noise of its length": "{name: inco-control, control: gaussian}",
+    "another stage's anchor": "{name: inco-control, control: other_stage}",
+    "no mixing, the same length": "{name: inco-length-control}",
     "without InCo": "none",
 }
 PARTS = {"methods": None, "ablation": ABLATION, "rules": RULES, "controls": CONTROLS}
@@ -99,12 +99,12 @@ def main() -> None:
     arguments.add_argument("--rounds", help="another number of rounds than the preset's, for a try")
     arguments.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS), help="some parts of the page")
     chosen = arguments.parse_args()
-    runs: dict[str, Any] = {"seeds": chosen.seeds, "jobs": chosen.jobs, "out": chosen.out}
-    runs["private"] = [f"data.root={chosen.root}"] if chosen.root else []
+    options: dict[str, Any] = {"seeds": chosen.seeds, "jobs": chosen.jobs, "out": chosen.out}
+    options["private"] = [f"data.root={chosen.root}"] if chosen.root else []
     shared = [*SHARED, *([f"rounds={chosen.rounds}"] if chosen.rounds else [])]
-    commands = {part: _sweep(part, shared, runs) for part in chosen.only}
-    found = pages.finished([chosen.out])
-    rounds = found[0].config["rounds"]
+    commands = {part: _sweep(part, shared, options) for part in chosen.only}
+    runs = pages.finished([chosen.out])
+    rounds = runs[0].config["rounds"]
     parts = [
         "# InCo Aggregation\n",
         f"Written by `scripts/results_inco.py` from its run folders; seeds {chosen.seeds}, mean and standard deviation "
@@ -115,33 +115,34 @@ def main() -> None:
         pages.versions(chosen.out),
     ]
     if "methods" in chosen.only:
-        tables = [methods_table(found), groups_table(found)]
+        tables = [methods_table(runs), groups_table(runs)]
         parts.append(pages.section("Methods with and without InCo", *tables, commands=commands["methods"]))
-        parts.append(pages.section("What was measured inside", beta_table(found), cka_table(found)))
+        parts.append(pages.section("What was measured inside", beta_table(runs), cka_table(runs)))
     for part, (title, claim) in TITLES.items():
         if part in chosen.only:
-            table = variants_table(found, PARTS[part] or {})
+            table = variants_table(runs, PARTS[part] or {})
             parts.append(pages.section(title, claim, table, commands=commands[part]))
     pages.write("inco", *parts)
 
 
-def _sweep(part: str, shared: list[str], runs: Mapping[str, Any]) -> list[str]:
-    """Run what a part needs; FedAvg's runs with and without InCo serve all of them."""
+def _sweep(part: str, shared: list[str], options: Mapping[str, Any]) -> list[str]:
+    """Run the sweeps of a part and return their commands. All parts use FedAvg's runs with and without InCo."""
     avg, others = METHODS["fedavg"], ",".join(text for name, text in METHODS.items() if name != "fedavg")
-    plain = pages.sweep(PRESET, [f"method={avg}", "server_filter=none,inco", "evaluate.cka=true", *shared], **runs)
+    plain = pages.sweep(PRESET, [f"method={avg}", "server_filter=none,inco", "evaluate.cka=true", *shared], **options)
     if part == "methods":
-        return [plain, pages.sweep(PRESET, [f"method={others}", "server_filter=none,inco", *shared], **runs)]
+        return [plain, pages.sweep(PRESET, [f"method={others}", "server_filter=none,inco", *shared], **options)]
     filters = ",".join(text for text in (PARTS[part] or {}).values() if text not in ("none", "inco"))
-    return [pages.sweep(PRESET, [f"method={avg}", f"server_filter={filters}", *shared], **runs)]
+    imports = ["imports=[scripts/inco_controls.py]"] if part == "controls" else []
+    return [pages.sweep(PRESET, [*imports, f"method={avg}", f"server_filter={filters}", *shared], **options)]
 
 
 # choosing runs
 
 
-def chosen_by(found: Iterable[Run], method: str, wanted: str) -> dict[int, Run]:
-    """The runs of a method with a filter, by seed; the filter is given as in the command."""
+def chosen_by(runs: Iterable[Run], method: str, wanted: str) -> dict[int, Run]:
+    """Return the runs of a method with a filter by seed; the filter is given as on the command line."""
     fields = _fields(wanted)
-    return {run.result["seed"]: run for run in found if _fits(run.config, method, fields)}
+    return {run.result["seed"]: run for run in runs if _matches(run.config, method, fields)}
 
 
 def _fields(text: str) -> dict[str, Any]:
@@ -153,7 +154,7 @@ def _fields(text: str) -> dict[str, Any]:
     return {"name": "none"} if filled == "none" or isinstance(filled, str) else dict(filled)
 
 
-def _fits(config: Mapping[str, Any], method: str, fields: Mapping[str, Any]) -> bool:
+def _matches(config: Mapping[str, Any], method: str, fields: Mapping[str, Any]) -> bool:
     own = config["server_filter"]
     own = {"name": own} if isinstance(own, str) else own
     return bool(config["method"]["name"] == method and own == fields)
@@ -174,10 +175,10 @@ def gain(with_it: Mapping[int, Run], without: Mapping[int, Run], which: str = "f
 # tables
 
 
-def methods_table(found: list[Run]) -> str:
+def methods_table(runs: list[Run]) -> str:
     rows = []
     for method, (paper_without, paper_with) in PAPER.items():
-        without, with_it = (chosen_by(found, method, which) for which in ("none", "inco"))
+        without, with_it = (chosen_by(runs, method, which) for which in ("none", "inco"))
         rows.append(
             [
                 f"`{method}`",
@@ -192,30 +193,30 @@ def methods_table(found: list[Run]) -> str:
     return pages.plain_table(head, rows)
 
 
-def groups_table(found: list[Run]) -> str:
-    """Final accuracy of each architecture: clients 0 to 19 have the smallest model, 80 to 99 the largest."""
+def groups_table(runs: list[Run]) -> str:
+    """Return the final accuracy of each architecture: clients 0 to 19 have the smallest model, 80 to 99 the largest."""
     rows = []
     for label, which in {"HeteroAvg": "none", "InCoAvg": "inco"}.items():
-        runs = chosen_by(found, "fedavg", which).values()
-        by_client = [run.result["accuracy"]["global"]["by_client"] for run in runs]
+        chosen = chosen_by(runs, "fedavg", which).values()
+        by_client = [run.result["accuracy"]["global"]["by_client"] for run in chosen]
         rows.append([label, *(pages.spread([100 * values[at] for values in by_client]) for at in range(0, 100, 20))])
     head = ["FedAvg, final, by architecture", *(f"ResNet-{depth}" for depth in (10, 14, 18, 22, 26))]
     return pages.plain_table(head, rows)
 
 
-def _told(run: Run, kind: str) -> list[dict[str, Any]]:
+def events_of(run: Run, kind: str) -> list[dict[str, Any]]:
     return [event for event in RunFolder(Path(run.where)).events() if event.get("kind") == kind]
 
 
-def beta_table(found: list[Run]) -> str:
-    """How often shallow and deep updates point the same way, by stage."""
+def beta_table(runs: list[Run]) -> str:
+    """Return how often shallow and deep updates point in the same direction, by stage."""
     rows = []
     for method in METHODS:
         shares: dict[str, list[float]] = {}
         thetas: list[float] = []
         whole: list[bool] = []  # a layer's beta is the sum of its kernels'
-        for run in chosen_by(found, method, "inco").values():
-            for event in _told(run, "inco"):
+        for run in chosen_by(runs, method, "inco").values():
+            for event in events_of(run, "inco"):
                 thetas += event["theta"]
                 whole += [beta > 0 for beta in event["beta"]]
                 for layer, positive in zip(event["layers"], event["positive"], strict=True):
@@ -236,11 +237,11 @@ def beta_table(found: list[Run]) -> str:
     return words + pages.plain_table(head, rows)
 
 
-def cka_table(found: list[Run]) -> str:
-    """Likeness of the models that a round's participants trained, in the last round."""
+def cka_table(runs: list[Run]) -> str:
+    """Return the similarity (CKA) of the models that the participants of the last round trained."""
     rows, layers = [], []
     for label, which in {"HeteroAvg": "none", "InCoAvg": "inco"}.items():
-        last = [_told(run, "cka")[-1] for run in chosen_by(found, "fedavg", which).values()]
+        last = [events_of(run, "cka")[-1] for run in chosen_by(runs, "fedavg", which).values()]
         layers = last[0]["layers"]
         rows.append([label, *(pages.spread([event["mean"][at] for event in last]) for at in range(len(layers)))])
     words = (
@@ -250,13 +251,13 @@ def cka_table(found: list[Run]) -> str:
     return words + pages.plain_table(["CKA", *layers], rows)
 
 
-def variants_table(found: list[Run], variants: Mapping[str, str]) -> str:
-    without = chosen_by(found, "fedavg", "none")
+def variants_table(runs: list[Run], variants: Mapping[str, str]) -> str:
+    without = chosen_by(runs, "fedavg", "none")
     rows = []
     for label, text in variants.items():
-        runs = chosen_by(found, "fedavg", text)
-        finals, bests = ([accuracy(run, which) for run in runs.values()] for which in ("final", "best"))
-        own = "" if text == "none" else gain(runs, without)
+        chosen = chosen_by(runs, "fedavg", text)
+        finals, bests = ([accuracy(run, which) for run in chosen.values()] for which in ("final", "best"))
+        own = "" if text == "none" else gain(chosen, without)
         rows.append([label, pages.spread(finals), pages.spread(bests), own])
     return pages.plain_table(["variant", "final", "best", "gain, final"], rows)
 

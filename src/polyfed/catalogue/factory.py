@@ -37,8 +37,8 @@ def methods() -> Mapping[str, MethodInfo]:
 @cache
 def filters() -> Mapping[str, MethodInfo]:
     """Every server filter by name."""
-    paths = sorted(path for path in (PACKAGE / "filters").glob("*.py") if path.stem != "__init__")
-    return {listed.name: listed for path in paths for listed in read_file(f"polyfed.filters.{path.stem}", path)}
+    sources = _modules("filters", "filter.py")
+    return {listed.name: listed for module, path in sources for listed in read_file(module, path)}
 
 
 def load(name: str) -> type[Method]:
@@ -109,10 +109,7 @@ def _checked(key: str, kind: type[Any], settings: Mapping[str, Any]) -> dict[str
 
 def _sources() -> Iterator[tuple[str, Path]]:
     """Modules that hold methods: ours, and those that installed packages announce."""
-    folder = PACKAGE / "methods"
-    for path in sorted((*folder.glob("*.py"), *folder.glob("*/method.py"))):
-        if path.stem != "__init__":
-            yield ".".join(("polyfed", *path.relative_to(PACKAGE).with_suffix("").parts)), path
+    yield from _modules("methods", "method.py")
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
         module = entry.value.partition(":")[0]
         try:
@@ -121,3 +118,11 @@ def _sources() -> Iterator[tuple[str, Path]]:
             continue  # announced by a package whose module is gone
         if spec is not None and spec.origin is not None and spec.origin.endswith(".py"):
             yield module, Path(spec.origin)
+
+
+def _modules(room: str, main: str) -> Iterator[tuple[str, Path]]:
+    """Yield the modules of a room, and the main modules of its folders, with their files."""
+    folder = PACKAGE / room
+    for path in sorted((*folder.glob("*.py"), *folder.glob(f"*/{main}"))):
+        if path.stem != "__init__":
+            yield ".".join(("polyfed", *path.relative_to(PACKAGE).with_suffix("").parts)), path

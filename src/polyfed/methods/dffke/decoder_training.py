@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from polyfed.core import Server, rng
 from polyfed.methods.dffke.decoder import EmbeddingDecoder
-from polyfed.methods.dffke.docking import ClientSnapshot
+from polyfed.methods.dffke.docking import Snapshots
 from polyfed.training.cycle import cycled
 from polyfed.training.fit import TrainSettings, make_optimizer
 
+Codes = Mapping[str, Tensor]  # embeddings in the common space, by client
 # client, images, the features that the client's encoder extracts from them, random stream
-AddedLoss = Callable[[str, Tensor, Tensor, torch.Generator], Tensor]
+AddedLoss = Callable[[str, Tensor, Tensor, torch.Generator], Tensor] | None
 
 
 def new_decoder(server: Server, width: int, channels: int) -> EmbeddingDecoder:
@@ -29,12 +30,12 @@ def new_decoder(server: Server, width: int, channels: int) -> EmbeddingDecoder:
 def fit_decoder(
     server: Server,
     decoder: nn.Module,
-    clients: Mapping[str, ClientSnapshot],
-    codes: Mapping[str, Tensor],
+    clients: Snapshots,
+    codes: Codes,
     iterations: int,
     batch: int,
     lr: float,
-    added_loss: AddedLoss | None = None,
+    added_loss: AddedLoss = None,
 ) -> list[float]:
     """Train the decoder so that encoder and docking layer map its images back to the codes (Eq. 12).
 

@@ -29,6 +29,9 @@ class ClientSnapshot:
     targets: Tensor  # of the embeddings: labels, or probabilities
 
 
+Snapshots = Mapping[str, ClientSnapshot]  # by client
+
+
 @torch.no_grad()
 def embed_samples(client: Client) -> Tensor:
     """Return E_k = h_k(X_k): one row per training sample, without augmentation and in evaluation mode."""
@@ -52,9 +55,7 @@ def snapshot(server: Server, name: str, upload: Payload, width: int) -> ClientSn
     return ClientSnapshot(model.backbone, model.head, docking, upload.tensor("embeddings"), targets)
 
 
-def unify(
-    server: Server, clients: Mapping[str, ClientSnapshot], *, width: int, iterations: int, lr: float
-) -> list[float]:
+def unify(server: Server, clients: Snapshots, *, width: int, iterations: int, lr: float) -> list[float]:
     """Train the docking layers with a new head that is then dropped, and store them in the server's state."""
     with rng.seeded(server.seed, "head", server.round):
         head = nn.Linear(width, server.classes)
@@ -65,7 +66,7 @@ def unify(
 
 
 def fit_docking(
-    clients: Mapping[str, ClientSnapshot],
+    clients: Snapshots,
     head: nn.Linear,
     *,
     iterations: int,

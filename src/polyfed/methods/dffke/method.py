@@ -6,7 +6,7 @@ Anonymous authors (under review when read), Algorithm 1, with the local training
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -18,8 +18,8 @@ from polyfed.core import Client, Cohort, Method, Needs, Payload, Reply, Sends, S
 from polyfed.core.client import weights_of
 from polyfed.core.schema import ScalarField, TensorField, WeightsField
 from polyfed.methods.dffke import public_images, records
-from polyfed.methods.dffke.decoder_training import AddedLoss, fit_decoder, new_decoder
-from polyfed.methods.dffke.docking import ClientSnapshot, embed_samples, snapshot, unify
+from polyfed.methods.dffke.decoder_training import AddedLoss, Codes, fit_decoder, new_decoder
+from polyfed.methods.dffke.docking import Snapshots, embed_samples, snapshot, unify
 from polyfed.methods.dffke.exchange import distill, exchange_batches, kl_divergence, teacher_outputs
 from polyfed.methods.dffke.local_training import train_to_accuracy
 from polyfed.methods.dffke.messages import round_key, samples, tree_fields
@@ -131,17 +131,12 @@ class DFFKE(Method):
         target = {"outputs": logits} if self.docking_target == "soft" else {"labels": client.train.labels.int()}
         return {"model": weights_of(client.model), "embeddings": embeddings, **target}
 
-    def translate(self, server: Server, cohort: Cohort, clients: Mapping[str, ClientSnapshot]) -> dict[str, Tensor]:
+    def translate(self, server: Server, cohort: Cohort, clients: Snapshots) -> dict[str, Tensor]:
         """Line 10: E~_k = z_k(E_k), from the embeddings as uploaded (Eq. 10)."""
         return {name: client.docking(client.embeddings) for name, client in clients.items()}
 
     def train_decoder(
-        self,
-        server: Server,
-        decoder: nn.Module,
-        clients: Mapping[str, ClientSnapshot],
-        codes: Mapping[str, Tensor],
-        added_loss: AddedLoss | None = None,
+        self, server: Server, decoder: nn.Module, clients: Snapshots, codes: Codes, added_loss: AddedLoss = None
     ) -> list[float]:
         """Line 12: train the decoder of this round and return its losses (Eq. 12)."""
         passes = self.decoder_epochs * max(math.ceil(len(rows) / self.batch) for rows in codes.values())

@@ -11,7 +11,7 @@ from torch import Tensor
 from polyfed.core import Payload, Server
 from polyfed.core.client import weights_of
 from polyfed.methods.dffke.decoder import EmbeddingDecoder, decode
-from polyfed.methods.dffke.docking import ClientSnapshot
+from polyfed.methods.dffke.docking import Snapshots
 from polyfed.methods.dffke.messages import Messages, subtree
 
 IMAGES_PER_CLASS = 4  # synthetic images that are saved in every round
@@ -27,7 +27,7 @@ def record_decoder(
     decoder: EmbeddingDecoder,
     losses: Sequence[float],
     codes: Mapping[str, Tensor],
-    clients: Mapping[str, ClientSnapshot],
+    clients: Snapshots,
 ) -> None:
     """Record the decoder's fidelity with the variance of the codes, and save some synthetic images per class."""
     rows, labels = torch.cat(list(codes.values())), torch.cat([_labels(clients[name].targets) for name in codes])
