@@ -29,8 +29,7 @@ def test_decoders_and_models_fit_the_images(preset: str, side: int) -> None:
     shape, classes = KNOWN[config.data.dataset].shape, KNOWN[config.data.dataset].classes
     assert shape[1:] == (side, side)
     features = math.prod(config.models.feature_map or ())
-    size, norm = config.method.get("decoder", "auto"), config.method.get("decoder_norm", "group")
-    decoder = transposed_decoder(features, shape, size, norm)
+    decoder = transposed_decoder(features, shape, config.method.get("decoder_norm", "group"))
     assert decoder(torch.zeros(2, features)).shape == (2, *shape)
     for spec in set(assign_models(config)):
         assert skeleton(spec, shape=shape, classes=classes).feature_dim == features

@@ -1,4 +1,4 @@
-"""FedFree's protocol: what goes up and down, to whom, how many bytes, and what the options change."""
+"""Rounds of FedFree: uploads and downloads, bytes, events and options."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from polyfed.core.codec import decode
 from polyfed.core.method import Method
 from polyfed.core.payload import Payload
 from polyfed.core.server import Event, Server
-from polyfed.methods.fedfree.layer_messages import unpacked
-from polyfed.methods.fedfree.layer_transfer import Gathered
-from polyfed.methods.fedfree.layers import Layer, layers_of, weight_entropy
+from polyfed.methods.fedfree.entropy import weight_entropy
+from polyfed.methods.fedfree.layer_messages import unpack_layers
+from polyfed.methods.fedfree.layer_transfer import MappedLayers
+from polyfed.methods.fedfree.layers import Layer, find_layers
 from polyfed.methods.fedfree.method import FedFree
 from polyfed.models import build
 from polyfed.testing.engine_wrappers import RecordingEngine
@@ -29,19 +30,19 @@ UP, DOWN = "layers_up", "layers_down"
 
 
 def events_of(fields: dict[str, Any], **options: Any) -> tuple[Outcome, list[dict[str, Event]]]:
-    """A run in the toy federation with the events of every round, by name."""
-    seen: list[dict[str, Event]] = []
+    """Run FedFree in the toy federation, and return the events of every round by name as well."""
+    rounds: list[dict[str, Event]] = []
 
     class Listening(FedFree):
         def round(self, server: Server, cohort: Any) -> None:
             before = len(server.events)
             super().round(server, cohort)
-            seen.append({str(event["event"]): event for event in server.events[before:]})
+            rounds.append({str(event["event"]): event for event in server.events[before:]})
 
     with ToyFederation(FedFree, fields) as toy:
         changed = options.pop("changed", {})
         outcome = toy.run(toy.config(**changed), method=Listening(**fields), **options).checked()
-    return outcome, seen
+    return outcome, rounds
 
 
 def listed(event: Event, name: str) -> list[Any]:
@@ -51,27 +52,20 @@ def listed(event: Event, name: str) -> list[Any]:
 
 
 def numbers(model: str, layer: str) -> int:
-    """Weight and bias of a layer of the toy federation's models."""
-    held = next(
-        one for one in layers_of(build(model, shape=(1, 8, 8), classes=4), ["conv", "linear"]) if one.name == layer
-    )
-    return sum(tensor.numel() for tensor in held.tensors)
+    """Return the number of parameters of a layer in a model of the toy federation."""
+    layers = find_layers(build(model, shape=(1, 8, 8), classes=4), ["conv", "linear"])
+    return sum(tensor.numel() for found in layers if found.name == layer for tensor in found.tensors)
 
 
-TINY4 = [
-    "tiny-cnn",
-    "tiny-resnet",
-    "tiny-mobile",
-    "tiny-mlp",
-    "tiny-cnn",
-]  # of the five clients of the toy federation
+# models of the five clients of the toy federation
+TINY4 = ["tiny-cnn", "tiny-resnet", "tiny-mobile", "tiny-mlp", "tiny-cnn"]
 
 
 # bytes
 
 
 @pytest.mark.parametrize("k", [1, 2, 9])
-def test_bytes_are_those_of_the_layers(k: int) -> None:
+def test_bytes_match_the_layers(k: int) -> None:
     outcome, rounds = events_of({"k": k})
     for stats, events in zip(outcome.round_stats, rounds, strict=True):
         up, down = events[UP], events[DOWN]
@@ -79,7 +73,9 @@ def test_bytes_are_those_of_the_layers(k: int) -> None:
         assert stats.up == {"layers": FLOAT * sum(sent), "not_finite": 0}
         back = [numbers("tiny-cnn", source) for source in listed(down, "sources")]
         assert stats.down == {"kinds": 0, "layer": 0, "received": FLOAT * sum(back)}
-        assert len(listed(down, "clients")) == len(set(listed(down, "clients")))  # at most one each, whatever k is
+        assert len(listed(down, "clients")) == len(
+            set(listed(down, "clients"))
+        )  # at most one layer per client for any k
         # min(k, candidates) layers each: the models have 4, 5, 4, 3 and 4
         assert len(sent) == sum(min(k, n) for n in (4, 5, 4, 3, 4))
 
@@ -89,13 +85,13 @@ def test_bytes_by_hand() -> None:
     outcome, rounds = events_of({"k": 2}, changed={"models": {"group": ["tiny-mlp"]}})
     mlp = 64 * 128 + 128, 128 * 64 + 64, 64 * 4 + 4
     for events, stats in zip(rounds, outcome.round_stats, strict=True):
-        place = {"backbone.trunk.layers.2": 0, "backbone.trunk.layers.4": 1, "head": 2}
-        assert stats.up["layers"] == FLOAT * sum(mlp[place[n]] for n in listed(events[UP], "layers"))
-        assert stats.down["received"] == FLOAT * sum(mlp[place[n]] for n in listed(events[DOWN], "sources"))
+        index = {"backbone.trunk.layers.2": 0, "backbone.trunk.layers.4": 1, "head": 2}
+        assert stats.up["layers"] == FLOAT * sum(mlp[index[n]] for n in listed(events[UP], "layers"))
+        assert stats.down["received"] == FLOAT * sum(mlp[index[n]] for n in listed(events[DOWN], "sources"))
 
 
 @pytest.mark.parametrize("projection", ["flat", "block"])
-def test_trimmed_downloads_have_only_what_is_used(projection: str) -> None:
+def test_trimmed_downloads_contain_only_the_values_that_are_used(projection: str) -> None:
     whole, _ = events_of({"projection": projection})
     trim, rounds = events_of({"projection": projection, "trim_download": True})
     assert trim.hash == whole.hash
@@ -108,9 +104,9 @@ def test_trimmed_downloads_have_only_what_is_used(projection: str) -> None:
         def sizes(model: str, layer: str) -> list[int]:
             return [
                 t.numel()
-                for one in layers_of(models[model], ["conv", "linear"])
-                if one.name == layer
-                for t in one.tensors
+                for candidate in find_layers(models[model], ["conv", "linear"])
+                if candidate.name == layer
+                for t in candidate.tensors
             ]
 
         least = [sum(map(min, sizes(TINY4[int(c)], own), sizes("tiny-cnn", source))) for c, own, source in both]
@@ -120,8 +116,8 @@ def test_trimmed_downloads_have_only_what_is_used(projection: str) -> None:
 # rounds
 
 
-def test_layers_without_a_partner_are_never_chosen() -> None:
-    """A global network without convolutions: nobody sends one, and depthwise ones are sent by nobody by default."""
+def test_kinds_that_the_global_model_lacks_are_not_uploaded() -> None:
+    """With a global network without convolutions clients upload none; depthwise ones are not uploaded by default."""
     _, rounds = events_of({"global_model": "tiny-mlp", "k": 9})
     assert {name for events in rounds for name in listed(events[UP], "layers")} == {
         "head",
@@ -136,18 +132,18 @@ def test_layers_without_a_partner_are_never_chosen() -> None:
     assert depthwise <= {name for events in rounds for name in listed(events[UP], "layers")}
 
 
-def test_a_protected_head_stays_at_home() -> None:
+def test_a_protected_head_is_not_exchanged() -> None:
     _, rounds = events_of({"protect_head": True, "k": 9})
     for events in rounds:
         assert "head" not in listed(events[UP], "layers") and "head" not in listed(events[DOWN], "layers")
 
 
-def test_no_gain_no_byte_and_not_a_bit_changed() -> None:
-    """Where the server's layers are constant they have no entropy, and every client trains as if it were alone."""
+def test_without_gain_nothing_is_sent_and_clients_train_locally() -> None:
+    """Constant global layers have no entropy, so that every client ends as after local training."""
 
     class Constant(FedFree):
-        def absorb(self, server: Server, gathered: Gathered) -> Layer:
-            target = super().absorb(server, gathered)
+        def update_layer(self, server: Server, mapped: MappedLayers) -> Layer:
+            target = super().update_layer(server, mapped)
             return replace(target, weight=torch.ones_like(target.weight))
 
     def digests(method: Method) -> list[dict[str, str]]:
@@ -157,12 +153,12 @@ def test_no_gain_no_byte_and_not_a_bit_changed() -> None:
         assert not any("layer" in stats.down for stats in outcome.round_stats)
         return outcome.after_rounds
 
-    updated = Constant(candidate_scope="updated_only")  # others are still random
+    updated = Constant(candidate_scope="updated_only")  # other layers are still random
     assert digests(updated) == digests(catalogue.load("local")())
 
 
 def test_identical_clients_gain_nothing(linears: Any) -> None:
-    """The server starts from the clients' model and nobody trains: mapped layers are equal, nothing goes down."""
+    """Server and clients start from the same model and do not train: mapped layers are equal, so nothing is sent."""
     maker = linears(settings={"lr": 0.0})
     method = FedFree(candidate_scope="mapped_only")
     outcome = run_rounds(InMemoryClients(method, maker.several([0, 1, 2], [2, 1])), 2).checked()
@@ -171,72 +167,74 @@ def test_identical_clients_gain_nothing(linears: Any) -> None:
     for name in "01":
         after = outcome.client(name).weights("model")
         assert all(torch.equal(after[key], before[key]) for key in before)
-    layers = unpacked(outcome.server["layers"])
-    assert all(torch.equal(one.weight, before[f"{one.name}.weight"]) for one in layers)
+    layers = unpack_layers(outcome.server["layers"])
+    assert all(torch.equal(layer.weight, before[f"{layer.name}.weight"]) for layer in layers)
 
 
 def test_a_round_by_hand(linears: Any) -> None:
-    """Two clients, k = 1, closed form: recomputed from what they sent."""
+    """Two clients, k = 1, closed form: compute the round again from the uploads."""
     recorder = RecordingEngine()
     maker = linears(features=5, settings={"lr": 0.5})
     clients = maker.several([0, 1, 2], [2, 2, 1], seeds=["a", "b"])
     outcome = run_rounds(
         InMemoryClients(FedFree(k=1, pseudo="expected", server_lr=0.1), clients), wrap=recorder
     ).checked()
-    sent = [unpacked(decode(seen.frames[0])["layers"]) for seen in recorder.up if seen.steps == ("train",)]
+    sent = [
+        unpack_layers(decode(message.frames[0])["layers"]) for message in recorder.up if message.steps == ("train",)
+    ]
     assert [len(layers) for layers in sent] == [1, 1]
-    start = {layer.name: layer for layer in layers_of(maker.model("a"), ["linear"])}  # what `build` gives here
-    after = {layer.name: layer for layer in unpacked(outcome.server["layers"])}
+    start = {layer.name: layer for layer in find_layers(maker.model("a"), ["linear"])}
+    after = {layer.name: layer for layer in unpack_layers(outcome.server["layers"])}
     for name, layer in start.items():
-        mapped = [one.weight.double() for (one,) in sent if one.name == name]
+        mapped = [upload.weight.double() for (upload,) in sent if upload.name == name]
         expected = layer.weight.double()
         if mapped:
             expected = expected - 0.2 * (expected - sum(mapped) / len(mapped))  # g - alpha 2 (g - mean)
         torch.testing.assert_close(after[name].weight, expected.float())
-    # the gifts: of the two global layers the one with more entropy, where that is more than the client's own
+    # downloads: the global layer with more entropy, if it has more than the client's layer
     h = {name: weight_entropy(layer.weight) for name, layer in after.items()}
-    for k, (one,) in enumerate(sent):
+    for k, (upload,) in enumerate(sent):
         source = max(h, key=lambda name: (h[name], name == "backbone.1"))
-        own = outcome.client(str(k)).weights("model")[f"{one.name}.weight"]
-        if h[source] > weight_entropy(one.weight):
+        own = outcome.client(str(k)).weights("model")[f"{upload.name}.weight"]
+        if h[source] > weight_entropy(upload.weight):
             size = min(own.numel(), after[source].weight.numel())
             assert torch.equal(own.flatten()[:size], after[source].weight.flatten()[:size])
         else:
-            assert torch.equal(own, one.weight)
-    assert any(seen.steps == ("insert",) for seen in recorder.down)
+            assert torch.equal(own, upload.weight)
+    assert any(message.steps == ("insert",) for message in recorder.down)
 
 
-def test_most_changed_layers_go_up(linears: Any) -> None:
+def test_the_most_changed_layers_are_uploaded(linears: Any) -> None:
     client = linears(settings={"lr": 0.5}).client("0", [0, 1, 2])
-    before = [layer.copied() for layer in layers_of(client.model, ["linear"])]
+    before = [layer.clone() for layer in find_layers(client.model, ["linear"])]
     reply = Payload(FedFree(k=1).train(client, Payload({"kinds": "linear"})))
-    after = layers_of(client.model, ["linear"])
+    after = find_layers(client.model, ["linear"])
     changes = [
         sum(float((n - o).square().sum()) for n, o in zip(now.tensors, old.tensors, strict=True))
         / sum(float(o.square().sum()) for o in old.tensors)
         for now, old in zip(after, before, strict=True)
     ]
-    (sent,) = unpacked(reply["layers"])
-    assert sent.place == changes.index(max(changes)) and sent.change == pytest.approx(max(changes))
-    assert torch.equal(sent.weight, after[sent.place].weight)
+    (sent,) = unpack_layers(reply["layers"])
+    assert sent.index == changes.index(max(changes)) and sent.change == pytest.approx(max(changes))
+    assert torch.equal(sent.weight, after[sent.index].weight)
 
 
 def test_a_frozen_layer_is_not_critical(linears: Any) -> None:
     client = linears(settings={"lr": 0.5}).client("0", [0, 1, 2])
     client.model.backbone.requires_grad_(False)
-    (sent,) = unpacked(Payload(FedFree(k=1).train(client, Payload({"kinds": "linear"})))["layers"])
+    (sent,) = unpack_layers(Payload(FedFree(k=1).train(client, Payload({"kinds": "linear"})))["layers"])
     assert sent.name == "head"
-    both = unpacked(Payload(FedFree(k=2).train(client, Payload({"kinds": "linear"})))["layers"])
+    both = unpack_layers(Payload(FedFree(k=2).train(client, Payload({"kinds": "linear"})))["layers"])
     assert [layer.change == 0 for layer in both] == [True, False]
 
 
-def test_a_layer_that_is_not_finite_stays_and_is_noted(linears: Any) -> None:
+def test_layers_that_are_not_finite_are_counted_and_not_uploaded(linears: Any) -> None:
     client = linears(settings={"epochs": 0}).client("0", [0, 1])
     with torch.no_grad():
         client.model.head.bias[0] = torch.nan
     for selection in ("critical", "random"):
         reply = FedFree(selection=selection).train(client, Payload({"kinds": "linear"}))
-        assert [layer.name for layer in unpacked(reply["layers"])] == ["backbone.1"]
+        assert [layer.name for layer in unpack_layers(reply["layers"])] == ["backbone.1"]
         assert reply["not_finite"] == 1
 
 
@@ -248,7 +246,7 @@ def test_random_selection_is_random_and_repeatable() -> None:
     assert len({names[1] for names in picked}) > 1
 
 
-def test_absent_clients_are_in_no_event_and_cost_nothing() -> None:
+def test_clients_that_do_not_participate_exchange_nothing() -> None:
     outcome, rounds = events_of({"k": 1}, selected=lambda number: ("1", "4"))
     for events, stats in zip(rounds, outcome.round_stats, strict=True):
         assert listed(events[UP], "clients") == ["1", "4"]
@@ -257,7 +255,7 @@ def test_absent_clients_are_in_no_event_and_cost_nothing() -> None:
     assert outcome.ledger.digests.keys() == {"1", "4"}
 
 
-def test_events_are_parallel_lists_that_say_what_happened() -> None:
+def test_events_list_the_exchanged_layers() -> None:
     _, rounds = events_of({})
     for events in rounds:
         up, down = events[UP], events[DOWN]
@@ -270,42 +268,32 @@ def test_events_are_parallel_lists_that_say_what_happened() -> None:
     assert any(listed(events[DOWN], "clients") for events in rounds)
 
 
-def test_untouched_global_layers_stay_and_updates_are_counted() -> None:
+def test_global_layers_without_uploads_stay_and_updates_are_counted() -> None:
     outcome, rounds = events_of({"k": 1, "layer_types": "linear", "global_model": "tiny-mlp"})
     updates = outcome.server["updates"]
     assert isinstance(updates, Tensor) and min(updates.tolist()) == 0
     with ToyFederation(FedFree, {}) as toy:
-        start = layers_of(toy.federation(toy.config()).common_model("tiny-mlp"), ["linear"])
-    for count, before, after in zip(updates.tolist(), start, unpacked(outcome.server["layers"]), strict=True):
+        start = find_layers(toy.federation(toy.config()).common_model("tiny-mlp"), ["linear"])
+    for count, before, after in zip(updates.tolist(), start, unpack_layers(outcome.server["layers"]), strict=True):
         assert torch.equal(before.weight, after.weight) == (count == 0)
     assert max(updates.tolist()) == len(rounds)
 
 
-def test_where_clients_are_evaluated() -> None:
-    with ToyFederation(FedFree, {}) as toy:
-        after_insert = toy.run(toy.config(rounds=1), evaluate=True)
-        after_local = toy.run(toy.config(rounds=1), evaluate=True, method=FedFree(eval_point="after_local"))
-    with ToyFederation(catalogue.load("local"), {}) as toy:
-        alone = toy.run(toy.config(rounds=1), evaluate=True)
-    assert after_insert.hash == after_local.hash  # the same run, looked at elsewhere
-    assert after_insert.accuracy != alone.accuracy
-
-
 SETTINGS: list[dict[str, Any]] = [
     {"pseudo": "expected", "remainder": "zero", "projection": "block"},
-    {"sharing": "average", "selection": "random", "mapping": "best_shape", "pair_shape": "equal"},
+    {"sharing": "average", "selection": "random"},
     {"recalibrate_bn": True, "trim_download": True, "protect_head": True, "entropy": "tsallis"},
     {"layer_types": "depthwise,conv", "global_model": "tiny-mobile", "candidate_scope": "mapped_only", "k": 3},
-    {"returns": "random", "entropy": "collision", "server_steps": 3, "eval_point": "after_local"},
+    {"entropy": "collision", "server_steps": 3, "pseudo_batch": 8},
 ]
-TELLING = ["order_of_clients_is_irrelevant", "wrong_messages_refused_by_name", "failing_clients_survived"]
+CHECKS = ["order_of_clients_is_irrelevant", "wrong_messages_refused_by_name", "failing_clients_survived"]
 
 
 @pytest.mark.parametrize("fields", SETTINGS, ids=lambda fields: "-".join(fields))
 def test_options_pass_the_battery(fields: dict[str, Any]) -> None:
-    for check in TELLING:
+    for check in CHECKS:
         testing.run_check(check, FedFree, fields)
 
 
-def test_one_sample_is_no_reason_to_fail_when_statistics_are_taken_anew() -> None:
+def test_recalibration_works_with_a_single_sample() -> None:
     testing.run_check("client_with_one_sample", FedFree, {"recalibrate_bn": True})

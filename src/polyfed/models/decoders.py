@@ -7,8 +7,6 @@ from torch import Tensor, nn
 from polyfed.errors import InputError
 from polyfed.models.blocks import make_norm
 
-# channels after the first three layers; the last one gives those of the image
-CHANNELS = {"small": (16, 32, 32), "medium": (32, 64, 64), "large": (64, 64, 64)}
 GROWTH = 4  # two layers double the side
 
 
@@ -37,17 +35,15 @@ class TransposedDecoder(nn.Module):
         return images
 
 
-def transposed_decoder(features: int, image: tuple[int, ...], size: str = "auto", norm: str = "batch") -> nn.Module:
-    """The decoder of latents of `features` numbers into images of a shape; `auto` chooses its size by the image's."""
-    return TransposedDecoder(latent_map(features, image), image[0], CHANNELS[chosen_size(size, image)], norm)
+def transposed_decoder(features: int, image: tuple[int, ...], norm: str = "batch") -> nn.Module:
+    """Build a decoder from latents of `features` numbers to images of a shape, with channels by the image's size."""
+    return TransposedDecoder(latent_map(features, image), image[0], hidden_channels(image), norm)
 
 
-def chosen_size(size: str, image: tuple[int, ...]) -> str:
-    """small up to 28 pixels a side, medium up to 32, large above."""
-    if size != "auto":
-        return size
+def hidden_channels(image: tuple[int, ...]) -> tuple[int, int, int]:
+    """Return the channels of the first three layers; the last one has those of the image (table 6 of FedVTC)."""
     side = max(image[1:])
-    return "small" if side <= 28 else "medium" if side <= 32 else "large"
+    return (16, 32, 32) if side <= 28 else (32, 64, 64) if side <= 32 else (64, 64, 64)
 
 
 def latent_map(features: int, image: tuple[int, ...]) -> tuple[int, int, int]:

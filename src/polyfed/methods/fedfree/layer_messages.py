@@ -1,4 +1,4 @@
-"""Layers on their way: as a message or a state holds them, and what a client may say its layers are."""
+"""Layers in messages and in the server's state, and the check of the layers that a client sends."""
 
 from __future__ import annotations
 
@@ -13,58 +13,65 @@ from polyfed.core.schema import Field, ScalarField, _Site
 from polyfed.errors import PayloadError
 from polyfed.methods.fedfree.layers import KINDS, Layer
 
-FACTS = {"name": ScalarField("text"), "kind": ScalarField("text")}
-FACTS |= {fact: ScalarField("number", least=0) for fact in ("place", "depth", "change")}
+METADATA = {"name": ScalarField("text"), "kind": ScalarField("text")}
+METADATA |= {name: ScalarField("number", least=0) for name in ("place", "depth", "change")}
+TENSORS = ("weight", "bias")
 
 
 @dataclass(frozen=True)
-class Layers(Field):
-    """Some layers of the client's model, packed: each has the shape that it has there, and its facts are sound."""
+class LayersField(Field):
+    """Packed layers of the client's model. Their names and shapes must match the model."""
 
     def check(self, name: str, seen: MessageHeader, site: _Site) -> None:
-        own = {n: TensorHeader(DTYPES[getattr(torch, dtype)], shape) for n, shape, dtype in site.profile.model}
-        said = (*seen.tensors, *seen.scalars, *seen.tables, *(path for path in seen.empty if path != name))
-        paths = [path for path in said if path == name or path.startswith(name + "/")]
+        model = {n: TensorHeader(DTYPES[getattr(torch, dtype)], shape) for n, shape, dtype in site.profile.model}
+        paths = (*seen.tensors, *seen.scalars, *seen.tables, *(path for path in seen.empty if path != name))
+        paths = tuple(path for path in paths if path == name or path.startswith(name + "/"))
         entries = {path.rpartition("/")[0] for path in paths}
         for path in paths:
-            if path.count("/") != 2 or path.rpartition("/")[2] not in (*FACTS, "weight", "bias"):
-                raise PayloadError(f"field '{name}' has '{path}', which is no part of a layer")
+            if path.count("/") != 2 or path.rpartition("/")[2] not in (*METADATA, *TENSORS):
+                raise PayloadError(f"field '{name}' has '{path}', which is not part of a layer")
         for entry in sorted(entries):
-            for fact, kind in FACTS.items():
-                kind.check(f"{entry}/{fact}", seen, site)
-            layer, kind_of = seen.scalars[f"{entry}/name"], str(seen.scalars[f"{entry}/kind"])
-            tensors = {part: seen.tensors.get(f"{entry}/{part}") for part in ("weight", "bias")}
-            if any(tensors[part] != own.get(f"{layer}.{part}") for part in tensors) or tensors["weight"] is None:
-                raise PayloadError(f"field '{name}' has a layer '{layer}' that is not as in the client's model")
-            if KINDS.get(kind_of) != len(tensors["weight"].shape):
-                raise PayloadError(f"field '{name}' says that the layer '{layer}' is a '{kind_of}'")
+            for key, field in METADATA.items():
+                field.check(f"{entry}/{key}", seen, site)
+            layer, kind = seen.scalars[f"{entry}/name"], str(seen.scalars[f"{entry}/kind"])
+            tensors = {key: seen.tensors.get(f"{entry}/{key}") for key in TENSORS}
+            if any(tensors[key] != model.get(f"{layer}.{key}") for key in tensors) or tensors["weight"] is None:
+                raise PayloadError(f"field '{name}' has a layer '{layer}' that does not match the client's model")
+            if KINDS.get(kind) != len(tensors["weight"].shape):
+                raise PayloadError(f"field '{name}' has a layer '{layer}' with the wrong kind '{kind}'")
 
 
-def packed(layers: list[Layer]) -> dict[str, Value]:
-    """Layers by their place, in whose order they are found again."""
-    found: dict[str, Value] = {}
+def pack_layers(layers: list[Layer]) -> dict[str, Value]:
+    """Convert layers to a payload that keeps their order."""
+    packed: dict[str, Value] = {}
     for layer in layers:
-        facts: dict[str, Value] = {fact: getattr(layer, fact) for fact in FACTS}
-        found[f"{layer.place:06d}"] = facts | dict(zip(("weight", "bias"), layer.tensors, strict=False))
-    return found
+        metadata: dict[str, Value] = {
+            "name": layer.name,
+            "kind": layer.kind,
+            "place": layer.index,
+            "depth": layer.depth,
+            "change": layer.change,
+        }
+        packed[f"{layer.index:06d}"] = metadata | dict(zip(TENSORS, layer.tensors, strict=False))
+    return packed
 
 
-def unpacked(layers: Value) -> list[Layer]:
-    """What `packed` packed, in order of place."""
-    entries = Payload(layers if isinstance(layers, Mapping) else {})
-    found = []
+def unpack_layers(packed: Value) -> list[Layer]:
+    """Convert a payload of `pack_layers` back to layers, ordered by index."""
+    entries = Payload(packed if isinstance(packed, Mapping) else {})
+    layers = []
     for key in sorted(entries):
-        entry = entries[key]
-        held = Payload(entry if isinstance(entry, Mapping) else {})
-        found.append(
+        value = entries[key]
+        entry = Payload(value if isinstance(value, Mapping) else {})
+        layers.append(
             Layer(
-                held.text("name"),
-                held.text("kind"),
-                int(held.number("place")),
-                held.number("depth"),
-                held.tensor("weight"),
-                held.tensor("bias") if "bias" in held else None,
-                held.number("change"),
+                entry.text("name"),
+                entry.text("kind"),
+                int(entry.number("place")),
+                entry.number("depth"),
+                entry.tensor("weight"),
+                entry.tensor("bias") if "bias" in entry else None,
+                entry.number("change"),
             )
         )
-    return found
+    return layers

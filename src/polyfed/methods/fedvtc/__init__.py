@@ -1,4 +1,8 @@
-"""FedVTC: `method` is the algorithm; the other modules are the parts that only this method uses."""
+"""FedVTC: class prototypes, a small decoder per client, and fine-tuning on synthetic images.
+
+`method` is the algorithm. The other modules hold its parts: the decoder, the loss that trains it, the synthetic
+samples that it generates, fine-tuning on these samples, and activation checkpointing.
+"""
 
 from polyfed.methods.fedvtc.method import FedVTC
 

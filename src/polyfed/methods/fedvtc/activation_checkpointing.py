@@ -1,4 +1,4 @@
-"""Less memory for more computing: what a module computed on the way is thrown away and made again for gradients."""
+"""Activation checkpointing: lower peak memory for one more forward pass."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch.utils.checkpoint import checkpoint
 from polyfed.training.batchnorm import statistics_kept
 
 
-def recomputed(module: nn.Module, x: Tensor) -> Tensor:
-    """module(x) with the same gradients, holding no activations until they are needed.
+def checkpointed(module: nn.Module, x: Tensor) -> Tensor:
+    """Return `module(x)`, and compute its activations again in the backward pass instead of storing them.
 
-    Norms note what they see the first time only, and dropout draws the same again.
+    BatchNorm updates its running statistics in the first pass only. Dropout uses the same mask in both passes.
     """
     y: Tensor = checkpoint(
         module, x, use_reentrant=False, context_fn=lambda: (contextlib.nullcontext(), statistics_kept(module))

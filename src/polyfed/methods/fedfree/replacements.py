@@ -1,0 +1,85 @@
+"""The choice of the global layer that replaces a layer of a client (Algorithm 1, line 16), and its record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from polyfed.core import Server
+from polyfed.methods.fedfree.layers import Layer
+
+
+@dataclass(frozen=True)
+class UploadedLayer:
+    """A layer that a client uploaded in this round."""
+
+    client: str
+    layer: Layer  # shapes only
+    mapped_to: int  # j = map(i, l), the index of the global layer that it is mapped to
+    entropy: float
+
+
+@dataclass(frozen=True)
+class LayerReplacement:
+    """A global layer that may replace an uploaded layer of a client."""
+
+    upload: UploadedLayer
+    source: int  # index of the global layer
+    gain: float  # KGE = H(g_j) - H(theta_il) (Eq. 6)
+
+
+Candidates = Mapping[str, Sequence[LayerReplacement]]  # by client
+Scope = Literal["all_same_type", "mapped_only", "updated_only"]
+
+
+def candidates(
+    uploads: Sequence[UploadedLayer],
+    net: Sequence[Layer],
+    entropies: Sequence[float],
+    updates: Sequence[int],
+    scope: Scope = "all_same_type",
+) -> Candidates:
+    """Pair each uploaded layer with the global layers of its kind that are in scope.
+
+    `entropies` and `updates` are given for every global layer. `mapped_only` pairs an uploaded layer with the global
+    layer that it is mapped to, `updated_only` with the layers that have been updated in some round.
+    """
+    pairs: dict[str, list[LayerReplacement]] = {upload.client: [] for upload in uploads}
+    for upload in uploads:
+        for layer in net:
+            j = layer.index
+            in_scope = {"all_same_type": True, "mapped_only": j == upload.mapped_to, "updated_only": updates[j] > 0}
+            if layer.kind == upload.layer.kind and in_scope[scope]:
+                pairs[upload.client].append(LayerReplacement(upload, j, entropies[j] - upload.entropy))
+    return pairs
+
+
+def largest_gains(gains: Candidates) -> list[LayerReplacement]:
+    """Return, for each client, the replacement with the largest gain, if that is positive."""
+    best = (max(pairs, key=_rank) for pairs in gains.values() if pairs)
+    return [replacement for replacement in best if replacement.gain > 0]
+
+
+def _rank(replacement: LayerReplacement) -> tuple[float, int, int]:
+    """Order by gain. Of equal gains the earlier global layer, then the earlier client layer, comes first."""
+    return replacement.gain, -replacement.source, -replacement.upload.layer.index
+
+
+def record_exchange(
+    server: Server, net: Sequence[Layer], uploads: Sequence[UploadedLayer], replacements: Sequence[LayerReplacement]
+) -> None:
+    """Record which layers were uploaded and which were sent back, for `polyfed figure`."""
+    server.record(
+        "layers_up",
+        clients=[upload.client for upload in uploads],
+        layers=[upload.layer.name for upload in uploads],
+        changes=[upload.layer.change for upload in uploads],
+    )
+    server.record(
+        "layers_down",
+        clients=[replacement.upload.client for replacement in replacements],
+        layers=[replacement.upload.layer.name for replacement in replacements],
+        sources=[net[replacement.source].name for replacement in replacements],
+        gains=[replacement.gain for replacement in replacements],
+    )

@@ -1,0 +1,89 @@
+"""The loss L_tc of FedVTC (Eq. 6), and the standard deviations that it trains together with the decoder."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.methods.fedvtc.activation_checkpointing import checkpointed
+
+MIN_DEVIATION, MAX_DEVIATION = 1e-3, 10.0
+
+
+class StandardDeviation(nn.Module):
+    """A vector of standard deviations, stored as logarithms so that they stay positive.
+
+    Values are clamped to [MIN_DEVIATION, MAX_DEVIATION] whenever they are read.
+    """
+
+    def __init__(self, sigma: Tensor) -> None:
+        super().__init__()
+        self.log = nn.Parameter(sigma.detach().clamp(MIN_DEVIATION, MAX_DEVIATION).log())
+
+    def forward(self) -> Tensor:
+        with torch.no_grad():
+            self.log.clamp_(math.log(MIN_DEVIATION), math.log(MAX_DEVIATION))
+        return self.log.exp()
+
+
+def reparameterise(z: Tensor, sigma: Tensor, noise: torch.Generator) -> Tensor:
+    """Sample v = z + sigma eps with eps ~ N(0, I). Gradients flow to z and sigma."""
+    return z + sigma * torch.randn(z.shape, generator=noise, dtype=z.dtype)
+
+
+def kl_divergence(squared_distance: Tensor, sigma: Tensor) -> Tensor:
+    """Return KL(N(z, diag sigma^2) || N(c, I)) for each sample, given its |z - c|^2 (Eq. 3)."""
+    # log |Sigma| is a sum of logarithms: the determinant itself would underflow
+    variance_term = sigma.square().sum() - sigma.numel() - 2 * sigma.log().sum()
+    return (squared_distance + variance_term) / 2
+
+
+def sum_of_class_means(values: Tensor, labels: Tensor) -> Tensor:
+    """Average the values of each class in the batch, and sum these means over classes."""
+    return (values / labels.bincount()[labels]).sum()
+
+
+@dataclass(frozen=True)
+class VariationalBound:
+    """L_tc of one client (Eq. 3 to 6), with the decoder and the standard deviations that it trains."""
+
+    decoder: nn.Module
+    deviation: StandardDeviation
+    prototypes: Tensor  # (classes, width)
+    regularised: Tensor  # (classes,) bool: classes whose features are pulled to their prototype
+    matching: float  # lambda
+    reduction: Literal["mean_pixels", "sum", "mean_each"]
+    recompute: bool = False  # whether forward passes use activation checkpointing
+
+    def decode(self, z: Tensor, sigma: Tensor, noise: torch.Generator) -> Tensor:
+        """Return x' = psi(v) for a latent v drawn around the features."""
+        return self.forward(self.decoder, reparameterise(z, sigma, noise))
+
+    def forward(self, module: nn.Module, x: Tensor) -> Tensor:
+        """Return `module(x)`, with activation checkpointing if `recompute` is set."""
+        output: Tensor = checkpointed(module, x) if self.recompute else module(x)
+        return output
+
+    def loss(
+        self, x: Tensor, y: Tensor, z: Tensor, sigma: Tensor, decoded: Tensor, re_encoded: Tensor | None
+    ) -> Tensor:
+        """Return L_tc = L_e + lambda L_dm for a batch.
+
+        `z` are the features of the images `x`, `decoded` are the decoder's images x', and `re_encoded` are the
+        features of x'. Without `re_encoded` the loss is L_e.
+        """
+        c, regularised = self.prototypes[y], self.regularised[y]
+        pixels, width = x[0].numel(), z.shape[1]
+        reconstruction = (decoded - x).square().sum((1, 2, 3))  # |x' - x|^2 of Eq. 4
+        divergence = kl_divergence((z - c).square().sum(1) * regularised, sigma)  # Eq. 3
+        matching = torch.zeros_like(divergence)
+        if re_encoded is not None:
+            matching = (re_encoded - c).square().sum(1) * regularised  # Eq. 5
+        if self.reduction == "mean_each":
+            reconstruction, divergence, matching = reconstruction / pixels, divergence / width, matching / width
+        total = sum_of_class_means(reconstruction + divergence + self.matching * matching, y)  # Eq. 6
+        return total / pixels if self.reduction == "mean_pixels" else total
