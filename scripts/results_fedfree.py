@@ -1,10 +1,11 @@
-"""Writes docs/results/fedfree.md: FedFree beside the other data-free methods, and its ablations on digits.
+"""Write docs/results/fedfree.md: FedFree compared with other data-free methods, and its ablations on digits.
 
     .venv/bin/python scripts/results_fedfree.py [--jobs 2] [--out runs/results-fedfree] [--reuse FOLDER]
 
-Runs that are finished are not run again, so it can be stopped and started. The other methods' runs are those of
-scripts/results_heterogeneous.py: `--reuse` names their folder, and what is missing there is run. Fashion-MNIST must
-be there: Debian's package dataset-fashion-mnist, `--root FOLDER` with its idx files, or the Hugging Face hub.
+Finished runs are not repeated, so the script can be interrupted and started again. The runs of the other methods are
+those of scripts/results_heterogeneous.py: `--reuse` names their folder, and missing runs are added there.
+Fashion-MNIST must be available: Debian's package dataset-fashion-mnist, `--root FOLDER` with its idx files, or the
+Hugging Face hub.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ SETTINGS: dict[str, tuple[str, list[str], str]] = {
         "batch 10, SGD 0.01, measured every 5 rounds",
     ),
 }
-# what the paper says of each part, and the variants that are held against the published method (`fedfree`)
+CONTROLS = ("reversed-gain", "random-replacement", "frozen-server", "before-replacement")  # of fedfree_controls.py
+# by part of the method: what the paper claims, and the variants that are compared with the published method
 ABLATIONS: dict[str, tuple[str, dict[str, list[str]]]] = {
     "critical layers or random ones": (
         "Figure 4a (CIFAR-100, 100 clients): critical layers are clearly better.",
@@ -48,13 +50,14 @@ ABLATIONS: dict[str, tuple[str, dict[str, list[str]]]] = {
         },
     ),
     "what the paper does not show": (
-        "Controls: the gain with its sign reversed, any pair, a server that never learns; and choices that the paper "
-        "leaves open or contradicts itself on. `after_local` is the same run, measured before layers come in.",
+        "Controls: the gain with its sign reversed, a random pair, a server that never learns; and choices that the "
+        "paper leaves open or contradicts itself on. `fedfree-before-replacement` is the same run, evaluated before "
+        "layers are replaced.",
         {
-            "returns: reversed": ["method.returns=reversed"],
-            "returns: random": ["method.returns=random"],
-            "server_lr: 0": ["method.server_lr=0", "method.allow_degenerate=true"],
-            "eval_point: after_local": ["method.eval_point=after_local"],
+            **{
+                f"fedfree-{name}": [f"method=fedfree-{name}", "imports=[scripts/fedfree_controls.py]"]
+                for name in CONTROLS
+            },
             "remainder: zero": ["method.remainder=zero"],
             "projection: block": ["method.projection=block"],
             "protect_head: true": ["method.protect_head=true"],
@@ -105,13 +108,13 @@ def main() -> None:
 
 
 def ablation(out: Path, heading: str, seeds: str, jobs: str) -> str:
-    """The published method on digits beside variants of one of its parts."""
+    """Compare the published method with variants of one of its parts, on digits."""
     claim, variants = ABLATIONS[heading]
     folders = {"fedfree": out / "digits"}
     commands = []
     for label, overrides in variants.items():
         folders[label] = out / "ablations" / label.replace(": ", "-").replace(", ", "-").replace(" ", "-")
-        axes = ["method=fedfree", *overrides]
+        axes = overrides if label.startswith("fedfree-") else ["method=fedfree", *overrides]
         commands.append(pages.sweep("quickstart", axes, seeds=seeds, out=folders[label], jobs=jobs))
     rows = [{**run.result, "method": label} for label, at in folders.items() for run in pages.finished([at])]
     return pages.section(f"Ablation on digits: {heading}", claim, pages.table(rows), commands=commands)

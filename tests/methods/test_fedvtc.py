@@ -621,7 +621,10 @@ def test_a_run_with_privacy_for_all_fields() -> None:
 @pytest.mark.parametrize(("steps", "expected"), [(3, 3), (None, 8)])
 def test_model_and_decoder_take_equally_many_steps(steps: int | None, expected: int) -> None:
     at = client([0, 1] * 16, steps=steps, epochs=2)  # four batches
-    message = {"prototypes": ClassTable.empty(WIDTH).without_counts(), "deviation": torch.ones(WIDTH)}
+    message: dict[str, Value] = {
+        "prototypes": ClassTable.empty(WIDTH).without_counts(),
+        "deviation": torch.ones(WIDTH),
+    }
     FedVTC(**FAST).train(at, Payload(message))
     assert sum(fit.steps for fit in at.fits if not fit.aside) == expected
     assert sum(fit.steps for fit in at.fits if fit.aside) == expected

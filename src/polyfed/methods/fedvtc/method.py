@@ -43,7 +43,6 @@ from polyfed.methods.fedvtc.fine_tuning import fine_tune
 from polyfed.methods.fedvtc.synthetic_samples import generate
 from polyfed.methods.fedvtc.variational_bound import StandardDeviation, VariationalBound
 
-
 STATISTICS = {"prototypes": TableField("features", by_sample=True), "deviation": TensorField(("features",))}
 DECODER = {"decoder": TreeField(layout=FromMethod("decoder_layout"))}
 OPTIONAL_DECODER = {"decoder": TreeField(layout=FromMethod("decoder_layout"), optional=True)}
