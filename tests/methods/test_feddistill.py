@@ -12,11 +12,11 @@ from polyfed.core.class_tables import ClassTable
 from polyfed.core.client import weights_of
 from polyfed.core.codec import decode
 from polyfed.core.payload import Payload
-from polyfed.methods.feddistill import FedDistill
+from polyfed.methods.feddistill import FedDistill, soft_cross_entropy
 from polyfed.methods.local import Local
 from polyfed.testing.engine_wrappers import RecordingEngine
 from polyfed.testing.rounds import InMemoryClients, run_rounds
-from polyfed.training.losses import masked_mean, soft_cross_entropy
+from polyfed.training.losses import masked_mean
 
 LABELS = [0, 0, 1, 2, 2, 2]
 

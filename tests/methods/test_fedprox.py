@@ -11,10 +11,9 @@ from polyfed.core.client import weights_of
 from polyfed.core.payload import Payload
 from polyfed.errors import InputError
 from polyfed.methods.fedavg import FedAvg
-from polyfed.methods.fedprox import FedProx
+from polyfed.methods.fedprox import FedProx, squared_distance
 from polyfed.testing.rounds import InMemoryClients, run_rounds
 from polyfed.testing.toy_federation import ToyFederation
-from polyfed.training.losses import squared_distance
 
 LABELS = ([0, 1, 2], [0, 0, 1, 2, 2])
 

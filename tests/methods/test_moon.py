@@ -14,7 +14,7 @@ from polyfed.core.client import weights_of
 from polyfed.core.payload import Payload
 from polyfed.errors import InputError
 from polyfed.methods.fedavg import FedAvg
-from polyfed.methods.moon.method import Moon, contrastive
+from polyfed.methods.moon.method import Moon, contrastive_loss
 from polyfed.testing.toy_federation import ToyFederation
 
 LABELS = [0, 0, 1, 2, 2]
@@ -26,24 +26,27 @@ def drawn(*shape: int) -> torch.Tensor:
 
 def test_equal_references_cost_log_2() -> None:
     r, same = drawn(6, 5), drawn(6, 5) + 1
-    assert contrastive(r, same, same, 0.5).item() == pytest.approx(math.log(2))
+    assert contrastive_loss(r, same, same, 0.5).item() == pytest.approx(math.log(2))
 
 
 def test_the_loss_by_hand() -> None:
     # r = (1, 0), global = (2, 0): cosine 1; last = (0, 3): cosine 0. T = 0.5: -log(e^2 / (e^2 + e^0)).
-    value = contrastive(torch.tensor([[1.0, 0]]), torch.tensor([[2.0, 0]]), torch.tensor([[0.0, 3]]), 0.5)
+    value = contrastive_loss(torch.tensor([[1.0, 0]]), torch.tensor([[2.0, 0]]), torch.tensor([[0.0, 3]]), 0.5)
     assert value.item() == pytest.approx(-math.log(math.exp(2) / (math.exp(2) + 1)))
 
 
 def test_small_temperatures_do_not_overflow() -> None:
     r = drawn(4, 5)
-    assert math.isfinite(contrastive(r, -r, r, 1e-6).item())
+    assert math.isfinite(contrastive_loss(r, -r, r, 1e-6).item())
 
 
 def test_a_common_rotation_changes_nothing() -> None:
     turn, _ = torch.linalg.qr(drawn(5, 5))
     r, toward, away = drawn(7, 5), drawn(7, 5) * 2 + 1, drawn(7, 5) - 1
-    before, after = contrastive(r, toward, away, 0.5), contrastive(r @ turn, toward @ turn, away @ turn, 0.5)
+    before, after = (
+        contrastive_loss(r, toward, away, 0.5),
+        contrastive_loss(r @ turn, toward @ turn, away @ turn, 0.5),
+    )
     assert after.item() == pytest.approx(before.item(), rel=1e-5)
 
 
@@ -95,7 +98,7 @@ def test_the_second_round_by_hand(linears: Any, projection: bool) -> None:
     with rng.seeded("projections"):
         method.projector(3)
         frozen = method.projector(3) if projection else nn.Identity()
-    term = contrastive(head(f), frozen(kept.features(x)).detach(), old(last.features(x)).detach(), 0.5)
+    term = contrastive_loss(head(f), frozen(kept.features(x)).detach(), old(last.features(x)).detach(), 0.5)
     (loss + 2.0 * term).backward()  # type: ignore[no-untyped-call]
     for module, sent_up in ((now, reply["model"]), (head, reply.get("projection", {}))):
         for name, p in module.named_parameters():
@@ -107,7 +110,7 @@ def test_the_second_round_by_hand(linears: Any, projection: bool) -> None:
 def test_teachers_are_frozen_copies(linears: Any) -> None:
     client = linears(norm=True).client("0", LABELS)
     client.state["projection"] = {}
-    last = Moon(projection=False).last(client)
+    last = Moon(projection=False).previous(client)
     assert last is not None and not last.training and not any(p.requires_grad for p in last.parameters())
     before = weights_of(last)
     client.fit()

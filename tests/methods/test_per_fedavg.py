@@ -12,7 +12,7 @@ from polyfed.core.client import Client, weights_of
 from polyfed.core.payload import Payload
 from polyfed.core.profile import Profile, layout
 from polyfed.errors import InputError
-from polyfed.methods.per_fedavg import PerFedAvg, _divided
+from polyfed.methods.per_fedavg import PerFedAvg, _split
 from polyfed.models.split import SplitModel
 from polyfed.training import Samples, TrainSettings
 
@@ -67,10 +67,10 @@ def numbered(count: int) -> tuple[Tensor, Tensor]:
 
 
 def test_batches_are_divided_or_stand_for_all() -> None:
-    assert [y.tolist() for _, y in _divided(*numbered(5), 2, least=1)] == [[0, 1, 2], [3, 4]]
-    assert [y.tolist() for _, y in _divided(*numbered(4), 3, least=1)] == [[0, 1], [2], [3]]
-    assert [y.tolist() for _, y in _divided(*numbered(3), 2, least=2)] == [[0, 1, 2]] * 2  # BatchNorm needs two
-    assert [y.tolist() for _, y in _divided(*numbered(1), 3, least=1)] == [[0]] * 3
+    assert [y.tolist() for _, y in _split(*numbered(5), 2, minimum=1)] == [[0, 1, 2], [3, 4]]
+    assert [y.tolist() for _, y in _split(*numbered(4), 3, minimum=1)] == [[0, 1], [2], [3]]
+    assert [y.tolist() for _, y in _split(*numbered(3), 2, minimum=2)] == [[0, 1, 2]] * 2  # BatchNorm needs two
+    assert [y.tolist() for _, y in _split(*numbered(1), 3, minimum=1)] == [[0]] * 3
 
 
 @pytest.mark.parametrize("norm", [True, False])

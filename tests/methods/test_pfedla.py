@@ -81,7 +81,7 @@ def test_the_mixed_model_moves_toward_the_trained_one(linears: Any) -> None:
         alpha = method.mixing_weights(server, k, net)
         old = method.mixed(server, models, k, alpha.detach())
         change = {name: models[(int(k) + 1) % 3][name].double() - t.double() for name, t in old.items()}
-        method.learn_to_mix(server, net, alpha, models, change)
+        method.update_hypernetwork(server, net, alpha, models, change)
         new = method.mixed(server, models, k, method.mixing_weights(server, k, net).detach())
         assert sum(float(((new[name] - t) * change[name]).sum()) for name, t in old.items()) > 0
 

@@ -66,7 +66,7 @@ def test_the_divergence_counts_after_the_first_quarter() -> None:
         server = server_of(toy, rounds=8)
         told = []
         for server.round in range(1, 9):
-            told.append(ScaleFL().news(server)["distils"])
+            told.append(ScaleFL().announcement(server)["distils"])
     one, other = digests
     assert one[:2] == other[:2] and one[2] != other[2]
     assert told == [False, False, True, True, True, True, True, True]

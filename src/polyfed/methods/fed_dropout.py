@@ -15,13 +15,15 @@ from polyfed.models.slicing import Rule, drawn
 @register("fed-dropout")
 @dataclass(frozen=True)
 class FedDropout(HeteroFL):
-    """Federated Dropout: HeteroFL with channels drawn at random, anew for every client and round.
+    """Federated Dropout: HeteroFL with random channels, drawn for every client and round.
 
-    The layers of a residual stage share the draw. What is evaluated is the slice that a client would train in that
-    round; full-width clients measure the server's model. The paper compresses messages as well, which is left out.
+    The layers of a residual stage use the same channels. A client is evaluated with the slice that it would train in
+    that round; clients of full width evaluate the server's model. The paper also compresses messages, which is not
+    implemented.
 
-    On the quickstart's skewed shares (tiny-widths, seed 0) it ends at 11 % personal accuracy, HeteroFL at 16 % and
-    local training at 89 %: one model serves everybody, and most clients are measured with a random part of it.
+    On the quickstart's skewed label distributions (tiny-widths, seed 0) it reaches 11 % personal accuracy, HeteroFL
+    16 % and local training 89 %. One model serves all clients, and most clients are evaluated with a random part of
+    it.
     """
 
     def rule(self, server: Server, client: str) -> Rule:

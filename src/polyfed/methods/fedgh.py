@@ -27,19 +27,19 @@ from polyfed.training import TrainSettings
 class FedGH(Method):
     """FedGH: the server trains one head on the clients' class means, and every client starts from that head.
 
-    The released code steps the optimiser of the last client in place of one for the header, which so keeps its
-    initial values for ever (`untrained_head: true` does that), and it averages means of unequal batches; here the
-    head is trained, and a class mean is over all samples, after training, in evaluation mode. Rows of the head that
-    belong to classes nobody reported are still pushed down, as published; `mask_missing` leaves them alone.
+    The released code steps the optimiser of the last client instead of the header's, so the header keeps its initial
+    weights (`untrained_head: true` reproduces that), and it averages the means of unequal batches. Here the head is
+    trained, and a class mean is computed over all samples, after training, in evaluation mode. Training also lowers
+    the logits of classes that no client reported, as published; `mask_missing` leaves them out.
     """
 
     server_lr: Annotated[float, Ge(0), Degenerate(0)] = 0.01  # eta_s, learning rate of the head (plain SGD)
-    server_epochs: Annotated[int, Ge(0), Degenerate(0)] = 1  # E_s, passes over the reported means in a round
-    server_batch: int = 10  # reported means in a step of the server
-    mask_missing: bool = False  # the server's softmax is over the classes reported in the round only
-    min_class_count: int = 1  # classes with fewer samples are not sent
-    untrained_head: bool = False  # a fault of the released code: the head that goes down is never trained
-    allow_degenerate: bool = False  # accept a learning rate or a number of epochs of 0, which trains no head
+    server_epochs: Annotated[int, Ge(0), Degenerate(0)] = 1  # E_s, epochs over the reported means per round
+    server_batch: int = 10  # reported means per batch
+    mask_missing: bool = False  # server softmax over the classes reported in the round only
+    min_class_count: int = 1  # do not send classes with fewer samples
+    untrained_head: bool = False  # reproduce a fault of the released code: the head is never trained
+    allow_degenerate: bool = False  # accept a learning rate of 0 or 0 epochs, which train no head
 
     needs = Needs(same_head=True, same_features=True)
     sends = Sends(up="mean feature per class, with counts", down="weights of the head")
@@ -48,20 +48,20 @@ class FedGH(Method):
         server.state["head"] = weights_of(server.build(server.roster[0].spec).head)
 
     def round(self, server: Server, cohort: Cohort) -> None:
-        got = cohort.call(self.train, shared={"head": server.state["head"]})
+        replies = cohort.call(self.train, shared={"head": server.state["head"]})
         cohort.measure("personal", "global")  # clients are evaluated while the server trains
         if not self.untrained_head:
-            self.train_head(server, [reply.table("means") for reply in got.values()])
+            self.train_head(server, [reply.table("means") for reply in replies.values()])
 
     @step(down={"head": WeightsField("head")}, up={"means": TableField("features", counts=True, by_sample=True)})
     def train(self, client: Client, msg: Payload) -> Reply:
         client.load(msg.weights("head"), into=client.model.head)  # h_k <- h
-        client.fit()  # CE through extractor and head
+        client.fit()  # cross-entropy, through extractor and head
         width = client.profile.features
         return {"means": client.class_means(client.model.features, width, min_count=self.min_class_count)}
 
     def train_head(self, server: Server, tables: Sequence[ClassTable]) -> None:
-        """h <- h - eta_s grad CE(h(v), c) over batches of reported pairs (v, c)."""
+        """Update h <- h - eta_s grad CE(h(v), c) on batches of reported pairs (v, c)."""
         head = server.build(server.roster[0].spec).head
         copy_into(head, server.memory.weights("head"))
         reported = torch.zeros(server.classes, dtype=torch.bool)

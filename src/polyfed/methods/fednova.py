@@ -25,19 +25,19 @@ from polyfed.training import TrainSettings
 @register("fednova")
 @dataclass(frozen=True)
 class FedNova(FedProx):
-    """FedNova: FedAvg whose clients count by the direction they found, not by how many steps they took.
+    """FedNova: FedAvg that normalises every client's update by its number of local steps.
 
-    A client sends its weights and the normaliser a_k, from which the server forms d_k: as much as d_k and a_k, and
-    with equal a_k the sums are FedAvg's to the last bit. BatchNorm statistics are averaged; a popular benchmark puts
-    them through the formula, and rounds their counters. Steps are counted, not epochs. A client that took no step has
-    no direction and is left out. For Adam no normaliser is known: it is refused, unless `allow_step_count` takes a_k
-    for the number of steps.
+    A client sends its weights and the normaliser a_k, and the server computes d_k. With equal a_k the result is
+    bit-identical to FedAvg. BatchNorm statistics are averaged; a popular benchmark puts them through the formula and
+    rounds their counters. The normaliser counts steps, not epochs. A client that took no step has no direction and is
+    left out. No normaliser is known for Adam: it raises `InputError`, unless `allow_step_count` uses the number of
+    steps as a_k.
     """
 
-    tau_eff: Annotated[float, Gt(0)] | None = None  # length of the server's step in client steps; none: sum_k p_k a_k
-    mu: Annotated[float, Ge(0), Degenerate(0)] = 0.0  # weight of FedProx's term in the clients' loss
-    allow_degenerate: bool = True  # accept mu 0: no such term
-    allow_step_count: bool = False  # take a_k for the number of steps with any optimiser
+    tau_eff: Annotated[float, Gt(0)] | None = None  # effective number of client steps per round; none: sum_k p_k a_k
+    mu: Annotated[float, Ge(0), Degenerate(0)] = 0.0  # weight of the proximal term (FedProx)
+    allow_degenerate: bool = True  # accept mu 0: no proximal term
+    allow_step_count: bool = False  # use the number of steps as a_k, with any optimiser
 
     sends = Sends(
         up="all weights of the model, the number of samples, and a measure of the number of steps",
@@ -49,26 +49,25 @@ class FedNova(FedProx):
 
     def round(self, server: Server, cohort: Cohort) -> None:
         model = server.memory.weights("model")
-        changes, unit, taken = UpdateAggregator(server, model), 0.0, dict[str, float]()
-        for k, got in cohort.stream(self.train, out=weights_for_clients(server, cohort.ids, model=model)):
-            weight, a_k = self.weight(got), got.number("normaliser")
+        updates, unit, steps = UpdateAggregator(server, model), 0.0, dict[str, float]()
+        for k, reply in cohort.stream(self.train, out=weights_for_clients(server, cohort.ids, model=model)):
+            weight, a_k = self.weight(reply), reply.number("normaliser")
             if not a_k:
                 continue  # no step, no direction
-            unit = unit or a_k  # all is counted in the first client's a, so that equal ones cancel exactly
-            changes.add(k, got.weights("model"), weight, times=self.server_lr * (unit / a_k))  # -d_k
-            taken[k] = weight * ((self.tau_eff or a_k) / unit)
-        update = changes.mean()  # -sum_k p_k d_k over the owners of each position (B5)
-        total = position_weights(server, model, taken)  # sum_k w_k a_k over them
-        counted = buffer_names(server)
+            unit = unit or a_k  # relative to the first a_k, so that equal normalisers cancel exactly
+            updates.add(k, reply.weights("model"), weight, times=self.server_lr * (unit / a_k))  # -d_k
+            steps[k] = weight * ((self.tau_eff or a_k) / unit)
+        update = updates.mean()  # -sum_k p_k d_k, over the clients that hold each position
+        total = position_weights(server, model, steps)  # sum_k w_k a_k over these clients
+        buffers = buffer_names(server)
         change = {
-            name: by
-            if name in counted or not by.is_floating_point()
-            else by * _ratio(total[name], update.weight[name])
-            for name, by in update.change.items()
+            name: delta
+            if name in buffers or not delta.is_floating_point()
+            else delta * _ratio(total[name], update.weight[name])
+            for name, delta in update.change.items()
         }
-        server.state["model"] = apply_update(
-            server, model, Update(change, update.weight)
-        )  # theta - tau_eff sum_k p_k d_k
+        update = Update(change, update.weight)
+        server.state["model"] = apply_update(server, model, update)  # theta - tau_eff sum_k p_k d_k
 
     @step(
         down={"model": WeightsField()},
@@ -81,25 +80,25 @@ class FedNova(FedProx):
         return {**self.upload(client, msg), "normaliser": self.normaliser(client.settings, tau)}
 
     def normaliser(self, settings: TrainSettings, tau: int) -> float:
-        """a_k: the length of tau steps, in steps of one gradient."""
-        rho, pull = settings.momentum, settings.lr * self.mu
+        """Return a_k: the length of tau local steps, in units of one gradient step."""
+        rho, decay = settings.momentum, settings.lr * self.mu
         if self.allow_step_count:
             return float(tau)
-        if settings.optimizer != "sgd" or (rho and pull):
-            what = "Adam" if settings.optimizer == "adam" else "momentum together with a proximal term"
+        if settings.optimizer != "sgd" or (rho and decay):
+            optimizer = "Adam" if settings.optimizer == "adam" else "momentum together with a proximal term"
             raise InputError(
-                f"FedNova: no normaliser known for {what}; use train.optimizer: sgd with momentum or with method.mu, "
-                "or set method.allow_step_count: true to count steps"
+                f"FedNova: no normaliser known for {optimizer}; use train.optimizer: sgd with momentum or with "
+                "method.mu, or set method.allow_step_count: true to count steps"
             )
-        if pull >= 1:
+        if decay >= 1:
             raise InputError(
-                f"train.lr times method.mu is {pull:g}, so that each proximal step overshoots; it must be below 1"
+                f"train.lr times method.mu is {decay:g}; expected a number below 1, or every proximal step overshoots"
             )
-        if pull:
-            return (1 - (1 - pull) ** tau) / pull
+        if decay:
+            return (1 - (1 - decay) ** tau) / decay
         return (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)
 
 
 def _ratio(total: Tensor, weight: Tensor) -> Tensor:
-    """tau_eff(q) = sum_k w_k a_k / sum_k w_k, and 0 where nobody owns a position."""
+    """Return tau_eff(q) = sum_k w_k a_k / sum_k w_k for every position q, and 0 where no client holds it."""
     return torch.where(weight > 0, total / weight, torch.zeros_like(weight))

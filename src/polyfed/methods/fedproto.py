@@ -24,23 +24,24 @@ from polyfed.training.losses import masked_mean
 @register("fedproto")
 @dataclass(frozen=True)
 class FedProto(Method):
-    """FedProto: clients share one mean feature per class, and pull their features towards the global ones.
+    """FedProto: clients share one mean feature per class, and pull their features towards the global means.
 
-    The pull is the element-wise mean square (the paper writes a distance). Clients count alike in a prototype, as in
-    the released code; `weights: counts` is the paper's text. Prototypes come from a clean pass after training
-    (`collect: after`), not from the features seen while training. A class that nobody reports keeps its prototype.
+    The regulariser is the mean squared error between features and prototypes; the paper writes a distance. Prototypes
+    are an unweighted mean over clients, as in the released code; `weights: counts` follows the paper's text.
+    Prototypes are computed after training in evaluation mode (`collect: after`), not from the features of training
+    batches. A class that no client reports keeps its prototype.
 
-    On ten rounds of digits with four architectures, prediction by prototype ends some 34 points below local training:
-    prototypes averaged over extractors that the pull has not aligned yet lie far from any client's own features. The
-    heads of the same models are level with local training; both are measured.
+    After ten rounds of digits with four architectures, prediction by prototype is about 34 points below local
+    training: the features of different models are not aligned yet, so global prototypes are far from every client's
+    features. The heads of the same models match local training. Both accuracies are recorded.
     """
 
     guidance: Annotated[float, Ge(0), Degenerate(0)] = 1.0  # lambda, weight of the regulariser; later papers use 10
-    weights: Literal["uniform", "counts"] = "uniform"  # how clients count in a prototype
-    collect: Literal["after", "online"] = "after"  # features of a clean pass, or those seen while training
-    predict_with: Literal["prototype", "head"] = "prototype"  # nearest global prototype, or the client's head
-    min_class_count: int = 1  # classes with fewer samples are not sent
-    allow_degenerate: bool = False  # accept guidance 0, which trains as local training does
+    weights: Literal["uniform", "counts"] = "uniform"  # weights of clients in a prototype: equal, or by samples
+    collect: Literal["after", "online"] = "after"  # compute prototypes after training, or from training batches
+    predict_with: Literal["prototype", "head"] = "prototype"  # the nearest global prototype, or the client's head
+    min_class_count: int = 1  # do not send classes with fewer samples
+    allow_degenerate: bool = False  # accept guidance 0, which is local training
 
     needs = Needs(same_features=True, same_classes=True)
     sends = Sends(up="mean feature per class, with counts", down="mean feature per class over all clients")
@@ -49,13 +50,13 @@ class FedProto(Method):
         server.state["prototypes"] = ClassTable.empty(server.features).without_counts()
 
     def round(self, server: Server, cohort: Cohort) -> None:
-        known = server.memory.table("prototypes")
-        got = cohort.call(self.train, shared={"prototypes": known})
-        tables = [reply.table("prototypes") for reply in got.values()]
-        fresh = mean_over_clients(tables, width=server.features, by_count=self.weights == "counts")  # P_c
-        server.state["prototypes"] = known.updated(fresh)
+        prototypes = server.memory.table("prototypes")
+        replies = cohort.call(self.train, shared={"prototypes": prototypes})
+        tables = [reply.table("prototypes") for reply in replies.values()]
+        means = mean_over_clients(tables, width=server.features, by_count=self.weights == "counts")  # P_c
+        server.state["prototypes"] = prototypes.updated(means)
 
-    @step(  # features seen during training depend on whole batches (BatchNorm), not on single samples
+    @step(  # online features depend on whole batches (BatchNorm), not on single samples
         down={"prototypes": TableField("features")},
         up={"prototypes": TableField("features", counts=True, by_sample=OptionIs("collect", "after"))},
     )
@@ -67,8 +68,8 @@ class FedProto(Method):
         def loss(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
             f = client.model.features(x)
             online.add(f, y)
-            pull = F.mse_loss(f, prototypes[y], reduction="none").mean(1)  # |f - P_y|^2 / d
-            return F.cross_entropy(client.model.head(f), y), self.guidance * masked_mean(pull, known[y])
+            distance = F.mse_loss(f, prototypes[y], reduction="none").mean(1)  # |f - P_y|^2 / d
+            return F.cross_entropy(client.model.head(f), y), self.guidance * masked_mean(distance, known[y])
 
         client.fit(loss)
         if self.collect == "online":
@@ -79,7 +80,7 @@ class FedProto(Method):
     def predict(self, client: Client, x: Tensor) -> Tensor:
         table = client.state.get("prototypes")
         if self.predict_with == "head" or not isinstance(table, ClassTable) or len(table) == 0:
-            return super().predict(client, x)  # before the first prototypes there is only the head
+            return super().predict(client, x)  # there are no prototypes before the first round
         prototypes, known = table.dense(client.classes)
         return -torch.cdist(client.model.features(x), prototypes).masked_fill(~known, float("inf"))
 

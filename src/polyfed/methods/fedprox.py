@@ -5,9 +5,11 @@ Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith; MLSys 2020, Algorithm 2.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
+import torch
 import torch.nn.functional as F
 from annotated_types import Ge
 from torch import Tensor
@@ -16,17 +18,17 @@ from polyfed.core import Client, Server, register
 from polyfed.core.options import Degenerate
 from polyfed.errors import InputError
 from polyfed.methods.fedavg import FedAvg
-from polyfed.training.losses import squared_distance
 
 
 @register("fedprox")
 @dataclass(frozen=True)
 class FedProx(FedAvg):
-    """FedProx: FedAvg whose clients are held near the model that they received.
+    """FedProx: FedAvg with a proximal term that keeps clients near the received model.
 
-    The term is (mu/2) ||theta - theta^t||^2 over parameters, without BatchNorm statistics. Papers that print mu/2
-    mean half of this `mu`: InCo's 0.05 is 0.1 here. A popular library's default of 0 is FedAvg, and is refused. With
-    Adam the pull is rescaled like every gradient, which is not the method that the paper analyses.
+    The term is (mu/2) ||theta - theta^t||^2 over parameters, without BatchNorm statistics. Papers that print the
+    coefficient mu/2 as their hyperparameter use half of this `mu`: 0.05 in InCo is 0.1 here. A popular library
+    defaults to 0, which is FedAvg; here 0 raises `InputError`. With Adam the proximal gradient is rescaled like every
+    gradient, which is not the algorithm that the paper analyses.
     """
 
     mu: Annotated[float, Ge(0), Degenerate(0)] = 0.01  # weight of the proximal term; gradient: mu (theta - theta^t)
@@ -50,3 +52,8 @@ class FedProx(FedAvg):
             client.fit(loss)
         else:
             client.fit(loss, epochs=self.epochs[client.profile.position])
+
+
+def squared_distance(parameters: Iterable[Tensor], references: Iterable[Tensor]) -> Tensor:
+    """Return the sum of ||p - r||^2 over all tensors."""
+    return torch.stack([(p - r).square().sum() for p, r in zip(parameters, references, strict=True)]).sum()

@@ -12,23 +12,23 @@ from polyfed.core import Server, register
 from polyfed.methods.heterofl import HeteroFL
 from polyfed.models.slicing import Rule, window
 
-rolled = cache(window)  # one rule for all clients of a round
+rolling_window = cache(window)  # one rule object for all clients of a round
 
 
 @register("fedrolex")
 @dataclass(frozen=True)
 class FedRolex(HeteroFL):
-    """FedRolex: HeteroFL with a window of channels that moves on by one each round, so that all get trained.
+    """FedRolex: HeteroFL with a window of channels that moves by one each round, so that all channels are trained.
 
-    The window depends on the round and on a layer's width alone: the layers of a residual stage roll together. What
-    is evaluated is each client's window of the round just trained; full-width clients measure the server's model. The
-    published settings draw each client's level anew every round; here it is fixed, as its model is. Clients count
-    alike; weights by width or by the number of updates, which the released code also has, are left out.
+    The window depends only on the round and on the width of a layer, so the layers of a residual stage roll together.
+    A client is evaluated with its window of the last round; clients of full width evaluate the server's model. The
+    published settings draw the level of each client in every round; here it is fixed, like its model. Clients have
+    equal weights; the released code also offers weights by width or by number of updates.
 
-    On the quickstart's skewed shares (tiny-widths, seed 0) it ends at 14 % personal accuracy, HeteroFL at 16 % and
-    local training at 89 %: one model serves everybody, and ten rounds move the window over ten places only.
+    On the quickstart's skewed label distributions (tiny-widths, seed 0) it reaches 14 % personal accuracy, HeteroFL
+    16 % and local training 89 %. One model serves all clients, and ten rounds move the window by ten positions only.
     """
 
     def rule(self, server: Server, client: str) -> Rule:
-        """{s, ..., s + m - 1} mod K with s = j mod K in round j."""
-        return rolled(server.round)
+        """Return the window {s, ..., s + m - 1} mod K, with s = j mod K in round j."""
+        return rolling_window(server.round)

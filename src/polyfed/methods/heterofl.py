@@ -28,30 +28,32 @@ from polyfed.training.batchnorm import by_batch_statistics, recalibrate
 @register("heterofl")
 @dataclass(frozen=True)
 class HeteroFL(Method):
-    """HeteroFL: clients train the leading channels of one model, each position is averaged over those who hold it.
+    """HeteroFL: clients train the leading channels of one model; each position is averaged over its holders.
 
-    A client's level is its model and does not change; the paper's option to draw levels anew each round is left out.
-    What is evaluated is each client's slice of the server's model, so full-width clients measure that model itself.
-    BatchNorm statistics are measured by clients, as the paper says, and not by the server on everybody's raw data, as
-    the released code does; each architecture has its own, since a narrow slice sees other inputs than the whole.
+    The level of a client is its model and does not change; the paper's option to draw levels in every round is not
+    implemented. A client is evaluated with its slice of the server's model, so clients of full width evaluate that
+    model itself. Clients measure the BatchNorm statistics, as the paper says; in the released code the server
+    measures them on all raw data. Each architecture has its own statistics, because a narrow slice has other
+    activations than the whole model.
 
-    On the quickstart's skewed shares (tiny-widths, seed 0) it ends at 16 % personal accuracy where local training has
-    89 %: one model serves everybody, which holds for FedAvg as well (24 %). Among own classes only it has 58 %.
+    On the quickstart's skewed label distributions (tiny-widths, seed 0) it reaches 16 % personal accuracy; local
+    training reaches 89 %. One model serves all clients, as in FedAvg (24 %). Restricted to each client's own classes,
+    accuracy is 58 %.
     """
 
-    weights: Literal["uniform", "samples"] = "uniform"  # how clients count at a position they hold
-    scaler: Literal["training", "always", "off"] = "training"  # divide a slice's activations by its width rate
-    mask_absent_classes: bool = True  # classes a client lacks: out of its loss, and their rows out of its share
-    mask_value: Literal[0, "-inf"] = 0  # what masked logits become; at 0 they still take probability
-    bn: Literal["static-clients", "batch", "average"] = "static-clients"  # statistics: measured, the batch's, R3
-    statistics: Literal["every-round", "finish"] = "every-round"  # when static-clients measures; before, the batch's
-    clip_norm: Annotated[float, Gt(0)] | None = 1.0  # largest norm of a gradient; null leaves it to train.clip_norm
-    masked_accuracy: bool = False  # measure also with answers among own classes only, the paper's local accuracy
+    weights: Literal["uniform", "samples"] = "uniform"  # weights of clients at a position they hold
+    scaler: Literal["training", "always", "off"] = "training"  # when to divide activations by the width rate
+    mask_absent_classes: bool = True  # mask logits of absent classes, and do not average their classifier rows
+    mask_value: Literal[0, "-inf"] = 0  # value of masked logits; at 0 they still have probability
+    bn: Literal["static-clients", "batch", "average"] = "static-clients"  # measured by clients, per batch, averaged
+    statistics: Literal["every-round", "finish"] = "every-round"  # when static-clients measures; per batch until then
+    clip_norm: Annotated[float, Gt(0)] | None = 1.0  # maximum gradient norm; null: train.clip_norm
+    masked_accuracy: bool = False  # also evaluate among own classes only, the paper's local accuracy
 
     needs = Needs(sub_models=True)
     sends = Sends(
-        up="the weights of the slice, which classes the client has, how many samples, BatchNorm statistics",
-        down="the weights of the client's slice of the model, and how wide it is",
+        up="weights of the slice, the classes present, the number of samples, BatchNorm statistics",
+        down="weights of the client's slice of the model, and its relative width",
     )
     one_model = True
 
@@ -60,16 +62,17 @@ class HeteroFL(Method):
 
     def round(self, server: Server, cohort: Cohort) -> None:
         model = server.memory.weights("model")
-        changes = UpdateAggregator(server, model)
-        for k, got in cohort.stream(self.train, out=self.slices(server, cohort.ids), shared=self.news(server)):
-            changes.add(
+        updates = UpdateAggregator(server, model)
+        out = self.slices(server, cohort.ids)
+        for k, reply in cohort.stream(self.train, out=out, shared=self.announcement(server)):
+            updates.add(
                 k,
-                got.weights("model"),
-                got.number("samples") if self.weights == "samples" else 1.0,
-                rows=self.own_rows(server, k, got),
+                reply.weights("model"),
+                reply.number("samples") if self.weights == "samples" else 1.0,
+                rows=self.own_rows(server, k, reply),
                 rule=self.rule(server, k),
             )
-        server.state["model"] = apply_update(server, model, changes.mean())
+        server.state["model"] = apply_update(server, model, updates.mean())
         if self.statistics == "every-round" and server.round < server.rounds:
             self.collect(server, cohort)
 
@@ -77,29 +80,29 @@ class HeteroFL(Method):
         self.collect(server, everyone)
 
     def rule(self, server: Server, client: str) -> Rule:
-        """Which channels a client holds: the first ones."""
+        """Return which channels a client holds: the first ones."""
         return prefix
 
-    def news(self, server: Server) -> Mapping[str, Value]:
-        """What else clients are told before they train."""
+    def announcement(self, server: Server) -> Mapping[str, Value]:
+        """Return what all clients receive in addition to their slice."""
         return {}
 
     def slices(self, server: Server, ids: Sequence[str], *, evaluate: bool = False) -> Outgoing:
-        """Each client's slice of the model; for an evaluation with its statistics, where they were measured."""
+        """Return each client's slice of the model; for an evaluation with measured statistics, if there are any."""
         model = server.memory.weights("model")
-        made: dict[tuple[str, Rule], Mapping[str, Value]] = {}
+        slices: dict[tuple[str, Rule], Mapping[str, Value]] = {}
         each: dict[str, Mapping[str, Value]] = {}
         for k in ids:
             profile, rule = server.profile(k), self.rule(server, k)
-            if (profile.spec, rule) not in made:
+            if (profile.spec, rule) not in slices:
                 cut = cut_of(server, k, model, rule)
                 sent = {n: index for n, index in cut.items() if self.bn == "average" or n not in profile.buffers}
-                made[profile.spec, rule] = {"model": extract(model, sent), "rate": rate_of(server, k)}
-                if evaluate and (known := _place(server, k)) in server.state:
-                    statistics = server.memory.weights(known)
+                slices[profile.spec, rule] = {"model": extract(model, sent), "rate": rate_of(server, k)}
+                if evaluate and (key := _statistics_key(server, k)) in server.state:
+                    statistics = server.memory.weights(key)
                     measured = extract(statistics, {n: index for n, index in cut.items() if n in statistics})
-                    made[profile.spec, rule] = {**made[profile.spec, rule], "statistics": measured}
-            each[k] = made[profile.spec, rule]
+                    slices[profile.spec, rule] = {**slices[profile.spec, rule], "statistics": measured}
+            each[k] = slices[profile.spec, rule]
         return Outgoing(each=each)
 
     @step(
@@ -121,7 +124,7 @@ class HeteroFL(Method):
         return reply | ({"present": present(client)} if self.mask_absent_classes else {})
 
     def loss(self, client: Client, msg: Payload) -> Loss:
-        """Cross-entropy on masked logits."""
+        """Return the loss function: cross-entropy on masked logits."""
         return lambda x, y: F.cross_entropy(self.masked(client, client.model(x)), y)
 
     def masked(self, client: Client, logits: Tensor) -> Tensor:
@@ -129,45 +132,44 @@ class HeteroFL(Method):
             return logits
         return logits.masked_fill(~present(client), 0.0 if self.mask_value == 0 else -math.inf)
 
-    def own_rows(self, server: Server, client: str, got: Payload) -> tuple[Sequence[str], Tensor] | None:
-        """The classifier rows that count: those of the client's classes."""
+    def own_rows(self, server: Server, client: str, reply: Payload) -> tuple[Sequence[str], Tensor] | None:
+        """Return the classifier rows to average: those of the client's classes."""
         if not self.mask_absent_classes:
             return None
         family = server.family
         assert family is not None  # every federation with sub-models has one
         names = classifier_tensors(family.skeleton(server.profile(client).spec))
-        return names, got.tensor("present").nonzero()[:, 0]
+        return names, reply.tensor("present").nonzero()[:, 0]
 
-    # static BatchNorm: statistics of the new model, measured by clients and merged by counts
+    # Static BatchNorm: clients measure the statistics of the new model, and the server pools them by counts.
 
     def collect(self, server: Server, cohort: Cohort) -> None:
+        """Let clients measure BatchNorm statistics, and pool them."""
         if self.bn != "static-clients" or not any(profile.statistics for profile in server.roster):
             return
         model = server.memory.weights("model")
         pooled: dict[str, PooledStatistics] = {}
-        for k, got in cohort.stream(self.measure, out=self.slices(server, cohort.ids)):
-            place = _place(server, k)
-            before = server.memory.weights(place) if place in server.state else statistics_of(model)
-            if place not in pooled:
-                pooled[place] = PooledStatistics(before)
-            if got.number("samples") > 0:
+        for k, reply in cohort.stream(self.measure, out=self.slices(server, cohort.ids)):
+            key = _statistics_key(server, k)
+            previous = server.memory.weights(key) if key in server.state else statistics_of(model)
+            if key not in pooled:
+                pooled[key] = PooledStatistics(previous)
+            if reply.number("samples") > 0:
                 cut = cut_of(server, k, model, self.rule(server, k))
-                pooled[place].add(got.weights("statistics"), cut, got.number("samples"))
-        server.state.update({place: both.result() for place, both in pooled.items()})
+                pooled[key].add(reply.weights("statistics"), cut, reply.number("samples"))
+        server.state.update({key: statistics.result() for key, statistics in pooled.items()})
 
     @step(
         down={"model": TreeField(), "rate": ScalarField(least=0)},
         up={"statistics": WeightsField("statistics"), "samples": ScalarField(least=0)},
     )
     def measure(self, client: Client, msg: Payload) -> Reply:
-        """One pass over the client's data with the statistics of its batches; a single sample has none."""
+        """Measure BatchNorm statistics in one pass over the client's data; a single sample has none."""
         client.load(weights_of(client.model) | msg.weights("model"))
         with divided(client.model, msg.number("rate") if self.scaler == "always" else 1.0):
             recalibrate(client.model, client.train, client.settings.batch_size, shuffle=client.stream("statistics"))
         count = len(client.train) if len(client.train) > 1 else 0
         return {"statistics": statistics_of(weights_of(client.model)), "samples": count}
-
-    # evaluation
 
     def publish(self, server: Server) -> Outgoing:
         return self.slices(server, [profile.name for profile in server.roster], evaluate=True)
@@ -195,19 +197,19 @@ class HeteroFL(Method):
 
 
 def present(client: Client) -> Tensor:
-    """Which classes a client has training samples of."""
+    """Return a mask of the classes of which a client has training samples."""
     return torch.bincount(client.train.labels, minlength=client.classes) > 0
 
 
 def rate_of(server: Server, client: str) -> float:
-    """The width of a client's slice relative to the server's model (r)."""
+    """Return r, the width of a client's slice relative to the server's model."""
     family = server.family
     if family is None:
         return 1.0
     return ModelSpec.parse(server.profile(client).spec).width / ModelSpec.parse(family.whole).width
 
 
-def _place(server: Server, client: str) -> str:
-    """Where the server keeps the statistics of a client's architecture."""
+def _statistics_key(server: Server, client: str) -> str:
+    """Return the key in the server state for the statistics of a client's architecture."""
     family = server.family
     return f"statistics {0 if family is None else family.members.index(server.profile(client).spec)}"

@@ -12,42 +12,40 @@ from typing import Annotated, Literal
 
 import torch
 from annotated_types import Interval
-from torch import Tensor
 
 from polyfed.core import Client, Cohort, Method, Needs, Outgoing, Payload, Reply, Sends, Server, Value, register, step
 from polyfed.core.client import weights_of
 from polyfed.core.filter import Update
 from polyfed.core.one_model import UpdateAggregator, apply_update, initial_weights
 from polyfed.core.options import Degenerate
+from polyfed.core.payload import Weights
 from polyfed.core.schema import ScalarField, WeightsField
 from polyfed.errors import InputError
 from polyfed.models.slicing import OwnerMean, block_names
-
-Named = dict[str, Tensor]
 
 
 @register("inclusivefl")
 @dataclass(frozen=True)
 class InclusiveFL(Method):
-    """InclusiveFL: types of different depth share their lower layers; larger types' updates guide smaller tops.
+    """InclusiveFL: types of different depth share their lower layers; updates of larger types guide smaller ones.
 
-    A type is an architecture. Its head, and in every stage the last block it owns, are its own; all else is shared.
-    The paper has stacks of Transformer layers; a ResNet is taken as one stack for each stage, and what in a block has
-    no partner of the same name and shape in the next larger type (the first convolution and the shortcut where a
-    stage begins) gets no momentum. BatchNorm statistics are averaged (R3) and get none either. Clients send weights
-    after local training, not gradients of one step. The released code applies momentum only before any was stored,
-    and keeps the last of the layers that it sums over; here it is the mean over them in every round. What is
-    evaluated is the model of each client's type.
+    A type is an architecture. Its head and the last block of every stage are its own; all other layers are shared.
+    The paper uses stacks of Transformer layers. Here every stage of a ResNet is such a stack, and tensors without a
+    partner of the same name and shape in the next larger type (the first convolution and the shortcut at the start of
+    a stage) get no momentum. BatchNorm statistics are averaged and get none either. Clients send weights after local
+    training, not gradients of one step. The released code applies momentum only before any was stored, and keeps the
+    last of the layers that it sums over; here momentum is the mean over them in every round. A client is evaluated
+    with the model of its type.
 
-    On the quickstart's skewed shares (tiny-resnets, seed 0) it ends at 37 % personal accuracy where local training
-    has 92 % and FedAvg by stages 15 %: clients of a type share one model, whatever classes they have.
+    On the quickstart's skewed label distributions (tiny-resnets, seed 0) it reaches 37 % personal accuracy, local
+    training 92 % and FedAvg by stages 15 %. Clients of a type share one model, whatever classes they have.
     """
 
-    beta: Annotated[float, Interval(ge=0, le=1), Degenerate(0)] = 0.2  # share of the larger type's update
-    private_top: bool | Literal["auto"] = "auto"  # auto: a stage's only block stays shared, and without momentum
+    beta: Annotated[float, Interval(ge=0, le=1), Degenerate(0)] = 0.2  # weight of the larger type's update
+    private_top: bool | Literal["auto"] = "auto"  # auto: the only block of a stage stays shared, without momentum
     share_head: bool = False  # one head for all types
-    weights: Literal["samples", "uniform"] = "samples"  # how clients count within and between types
-    allow_degenerate: bool = False  # accept beta 0, which switches momentum off
+    weights: Literal["samples", "uniform"] = "samples"  # weights of clients and types: by samples, or equal
+    allow_degenerate: bool = False  # accept beta 0, which disables momentum
 
     needs = Needs(sub_models=True)
     sends = Sends(up="all weights of the model, and the number of samples", down="all weights of the model")
@@ -57,43 +55,43 @@ class InclusiveFL(Method):
     def init(self, server: Server) -> None:
         whole = initial_weights(server)
         model = dict(whole)
-        for kind in self.types(server):  # what is its own begins like the same part of the largest
-            model |= {place: whole[name].clone() for name, place in kind.places.items()}
+        for kind in self.types(server):  # own blocks start as copies of the largest type's
+            model |= {server_name: whole[name].clone() for name, server_name in kind.server_names.items()}
         server.state["model"] = model
 
     def round(self, server: Server, cohort: Cohort) -> None:
         model = server.memory.weights("model")
         types = {kind.spec: kind for kind in self.types(server)}
-        changes: dict[str, UpdateAggregator] = {}
-        share: dict[str, float] = {}
-        for k, got in cohort.stream(self.train, out=self.views(server, cohort.ids)):
+        aggregators: dict[str, UpdateAggregator] = {}
+        totals: dict[str, float] = {}
+        for k, reply in cohort.stream(self.train, out=self.views(server, cohort.ids)):
             spec = server.profile(k).spec
-            weight = got.number("samples") if self.weights == "samples" else 1.0
-            if spec not in changes:
-                changes[spec], share[spec] = UpdateAggregator(server, types[spec].view(model)), 0.0
-            changes[spec].add(k, got.weights("model"), weight)
-            share[spec] += weight
-        updates = {spec: gathered.mean().change for spec, gathered in changes.items()}  # step 1: g_i
-        merged = self.merged(model, types, updates, share)
+            weight = reply.number("samples") if self.weights == "samples" else 1.0
+            if spec not in aggregators:
+                aggregators[spec], totals[spec] = UpdateAggregator(server, types[spec].view(model)), 0.0
+            aggregators[spec].add(k, reply.weights("model"), weight)
+            totals[spec] += weight
+        updates = {spec: aggregator.mean().change for spec, aggregator in aggregators.items()}  # step 1: g_i
+        merged = self.merged(model, types, updates, totals)
         server.state["model"] = apply_update(server, model, self.guided(list(types.values()), updates, merged))
 
     def merged(
-        self, model: Named, types: Mapping[str, Type], updates: Mapping[str, Named], share: Mapping[str, float]
+        self, model: Weights, types: Mapping[str, Type], updates: Mapping[str, Weights], totals: Mapping[str, float]
     ) -> Update:
-        """Step 2: a shared layer moves by the mean over the types that have it, weighted by their shares."""
+        """Step 2: return the mean update of every shared layer over the types that have it, weighted by type."""
         mean = OwnerMean(model)
         for spec, update in updates.items():
-            placed = {types[spec].places[name]: tensor for name, tensor in update.items()}
-            mean.add(placed, {name: (None,) * tensor.ndim for name, tensor in placed.items()}, share[spec])
+            placed = {types[spec].server_names[name]: tensor for name, tensor in update.items()}
+            mean.add(placed, {name: (None,) * tensor.ndim for name, tensor in placed.items()}, totals[spec])
         weight = mean.weights()
-        still = {n: model[n].double() * 0 if model[n].is_floating_point() else model[n] for n in weight}
-        return Update(mean.mean(still), weight)
+        zeros = {n: model[n].double() * 0 if model[n].is_floating_point() else model[n] for n in weight}
+        return Update(mean.mean(zeros), weight)
 
-    def guided(self, types: Sequence[Type], updates: Mapping[str, Named], merged: Update) -> Update:
-        """Step 3, momentum distillation: (1 - beta) g_i + beta m_{i+1} for the tops of type i.
+    def guided(self, types: Sequence[Type], updates: Mapping[str, Weights], merged: Update) -> Update:
+        """Step 3, momentum distillation: return (1 - beta) g_i + beta m_{i+1} for the top blocks of type i.
 
-        m_{i+1} is the mean update of the next larger type's blocks, from that top's place on to its own last. None
-        from a type that did not take part.
+        m_{i+1} is the mean update of the next larger type's blocks, from the position of that top block to its own
+        last block. There is no momentum from a type that did not take part.
         """
         change = dict(merged.change)
         for smaller, larger in pairwise(types):
@@ -103,11 +101,13 @@ class InclusiveFL(Method):
                 top, guides = own[-1], theirs[len(own) - 1 :]
                 if top not in smaller.tops or len(guides) == 1:
                     continue
-                for name, place in smaller.trained_in(top):
+                for name, server_name in smaller.trained_in(top):
                     partners = [updates[larger.spec].get(guide + name.removeprefix(top)) for guide in guides]
-                    m = [p for p in partners if p is not None and p.shape == change[place].shape]
+                    m = [p for p in partners if p is not None and p.shape == change[server_name].shape]
                     if len(m) == len(guides):
-                        change[place] = (1 - self.beta) * change[place] + self.beta * torch.stack(m).mean(0)
+                        change[server_name] = (1 - self.beta) * change[server_name] + self.beta * torch.stack(m).mean(
+                            0
+                        )
         return Update(change, merged.weight)
 
     @step(down={"model": WeightsField()}, up={"model": WeightsField(), "samples": ScalarField(least=0)})
@@ -117,10 +117,10 @@ class InclusiveFL(Method):
         return {"model": weights_of(client.model), "samples": len(client.train)}
 
     def types(self, server: Server) -> list[Type]:
-        """The architectures, from the shallowest to the deepest."""
+        """Return the architectures, from the shallowest to the deepest."""
         family = server.family
         assert family is not None  # every federation with sub-models has one
-        found: list[Type] = []
+        types: list[Type] = []
         for number, spec in enumerate(family.members):
             if any(kept is not None for index in family.cut(spec).values() for kept in index):
                 raise InputError(
@@ -129,18 +129,18 @@ class InclusiveFL(Method):
                 )
             model = family.skeleton(spec)
             stages = block_names(model)
-            least = 2 if self.private_top == "auto" else 1  # blocks of a stage whose last is the type's own
-            tops = frozenset(stage[-1] for stage in stages if self.private_top and len(stage) >= least)
+            minimum = 2 if self.private_top == "auto" else 1  # blocks of a stage that has an own last block
+            tops = frozenset(stage[-1] for stage in stages if self.private_top and len(stage) >= minimum)
             own = () if spec == family.whole else (*tops, *(() if self.share_head else ("head",)))
-            places = {n: f"{number}.{n}" if _within(n, own) else n for n in model.state_dict()}
-            found.append(Type(spec, stages, tops, places, frozenset(n for n, _ in model.named_parameters())))
-        return sorted(found, key=lambda kind: sum(len(stage) for stage in kind.stages))
+            server_names = {n: f"{number}.{n}" if _within(n, own) else n for n in model.state_dict()}
+            types.append(Type(spec, stages, tops, server_names, frozenset(n for n, _ in model.named_parameters())))
+        return sorted(types, key=lambda kind: sum(len(stage) for stage in kind.stages))
 
     def views(self, server: Server, ids: Sequence[str]) -> Outgoing:
-        """To each client the model of its type."""
+        """Return for each client the model of its type."""
         model = server.memory.weights("model")
-        made: dict[str, Mapping[str, Value]] = {k.spec: {"model": k.view(model)} for k in self.types(server)}
-        return Outgoing(each={k: made[server.profile(k).spec] for k in ids})
+        views: dict[str, Mapping[str, Value]] = {k.spec: {"model": k.view(model)} for k in self.types(server)}
+        return Outgoing(each={k: views[server.profile(k).spec] for k in ids})
 
     def publish(self, server: Server) -> Outgoing:
         return self.views(server, [profile.name for profile in server.roster])
@@ -154,19 +154,22 @@ class InclusiveFL(Method):
 
 @dataclass(frozen=True)
 class Type:
-    """An architecture: which blocks are its own, and where the server keeps each of its tensors."""
+    """An architecture: its own blocks, and the names of its tensors at the server."""
 
     spec: str
     stages: tuple[tuple[str, ...], ...]  # names of blocks
-    tops: frozenset[str]  # its own blocks
-    places: Mapping[str, str]  # of the model's tensors, by name; what is its own is kept under the type's number
+    tops: frozenset[str]  # own blocks
+    server_names: Mapping[str, str]  # of every tensor; own tensors are prefixed with the number of the type
     trained: frozenset[str]
 
-    def view(self, model: Named) -> Named:
-        return {name: model[place] for name, place in self.places.items()}
+    def view(self, model: Weights) -> Weights:
+        """Return the model of this type from the server's tensors."""
+        return {name: model[server_name] for name, server_name in self.server_names.items()}
 
     def trained_in(self, block: str) -> list[tuple[str, str]]:
-        return [(n, place) for n, place in self.places.items() if n in self.trained and _within(n, (block,))]
+        """Return the parameters of a block: their names in the model and at the server."""
+        names = [name for name in self.server_names if name in self.trained and _within(name, (block,))]
+        return [(name, self.server_names[name]) for name in names]
 
 
 def _within(tensor: str, parts: Iterable[str]) -> bool:

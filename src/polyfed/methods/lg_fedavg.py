@@ -17,15 +17,14 @@ from polyfed.core.schema import ScalarField, WeightsField
 @register("lg-fedavg")
 @dataclass(frozen=True)
 class LGFedAvg(Method):
-    """LG-FedAvg: every client keeps its own extractor, the heads are averaged.
+    """LG-FedAvg: every client has its own feature extractor, and the server averages the heads.
 
-    The paper shares the last layers and starts from a trained FedAvg model; here the head alone is shared, from
-    scratch, as in the papers that compare with it. The released code averages uniformly (`weights: uniform`). Only
-    clients of the round exchange: an idle client keeps its head. A head's rows of classes that a client does not
-    have are pushed down by its training and enter the mean; that is the method.
+    The paper shares the last layers and starts from a trained FedAvg model. Here only the head is shared, from random
+    weights, as in papers that compare with LG-FedAvg. The released code averages uniformly (`weights: uniform`). A
+    client that does not take part in a round keeps its head.
     """
 
-    weights: Literal["samples", "uniform"] = "samples"  # how clients count in the mean
+    weights: Literal["samples", "uniform"] = "samples"  # weights of clients in the mean: by samples, or equal
 
     needs = Needs(same_head=True, same_features=True)
     sends = Sends(up="weights of the head, and the number of samples", down="weights of the head")
@@ -35,8 +34,8 @@ class LGFedAvg(Method):
 
     def round(self, server: Server, cohort: Cohort) -> None:
         mean = WeightedMean()
-        for _, got in cohort.stream(self.train, shared={"head": server.state["head"]}):
-            mean.add(got.weights("head"), got.number("samples") if self.weights == "samples" else 1.0)
+        for _, reply in cohort.stream(self.train, shared={"head": server.state["head"]}):
+            mean.add(reply.weights("head"), reply.number("samples") if self.weights == "samples" else 1.0)
         server.state["head"] = mean.result(server.memory.weights("head"))  # h <- sum_k p_k h_k
 
     @step(down={"head": WeightsField("head")}, up={"head": WeightsField("head"), "samples": ScalarField(least=0)})

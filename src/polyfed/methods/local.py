@@ -1,4 +1,4 @@
-"""Local training: no exchange at all. The line that every method must be better than."""
+"""Local training: no communication. The baseline that every other method should beat."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from polyfed.core import Client, Cohort, Method, Needs, Payload, Sends, Server, 
 @register("local")
 @dataclass(frozen=True)
 class Local(Method):
-    """Local training: every client trains alone.
+    """Local training: every client trains its own model on its own data.
 
-    Deviations: none; there is no published protocol.
+    There is no published protocol to deviate from.
     """
 
     needs = Needs(same_classes=False)

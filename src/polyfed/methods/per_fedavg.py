@@ -25,22 +25,22 @@ Task = Callable[[Tensor, Tensor], Tensor]
 @register("per-fedavg")
 @dataclass(frozen=True)
 class PerFedAvg(FedAvg):
-    """Per-FedAvg: FedAvg toward a model that becomes a good personal one by a gradient step at each client.
+    """Per-FedAvg: FedAvg for a model that adapts to each client within one gradient step (MAML).
 
-    A step takes one batch of `train.batch_size` for each of D, D' (and D''), so an epoch has half (a third) of
-    FedAvg's steps; where a batch is too small to be divided, its samples stand for all of them. A popular library
-    makes two passes in a round, ignores beta, and lets its evaluation leak into BatchNorm's statistics; here all that
-    an evaluation changes is put back. Evaluated is the server's model after `eval_steps` steps on the client's data.
-    With half of FedAvg's steps it is behind it in short runs (digits, Dirichlet 0.1, ten rounds: 32 against 43 %).
+    A step uses one batch of `train.batch_size` for each of D, D' (and D''), so an epoch has half (a third) of the
+    steps of FedAvg. A batch that is too small to be split is used for all of them. A popular library makes two passes
+    per round, ignores beta, and lets evaluation change BatchNorm statistics; here evaluation changes nothing. Clients
+    are evaluated with the server's model after `eval_steps` steps on their own data. With half of the steps, short
+    runs end below FedAvg (digits, Dirichlet 0.1, ten rounds: 32 % against 43 %).
     """
 
-    weights: Literal["samples", "uniform"] = "uniform"  # how clients count in the mean (all alike, or by samples)
-    alpha: Annotated[float, Ge(0), Degenerate(0)] = 0.01  # step size inside, and of the personal steps
-    beta: Annotated[float, Gt(0)] = 0.01  # step size of the meta step; stands for train.lr
-    meta_gradient: Literal["FO", "HF"] = "FO"  # without second derivatives, or with them by differences of gradients
-    delta: Annotated[float, Gt(0)] = 0.001  # HF: how far the two gradients are apart, in lengths of the gradient
-    eval_steps: Annotated[int, Ge(0)] = 1  # gradient steps at a client before it is evaluated
-    allow_degenerate: bool = False  # accept alpha 0, which is FedAvg on half of the batches
+    weights: Literal["samples", "uniform"] = "uniform"  # weights of clients in the mean: equal, or by samples
+    alpha: Annotated[float, Ge(0), Degenerate(0)] = 0.01  # step size of the inner step and of adaptation
+    beta: Annotated[float, Gt(0)] = 0.01  # step size of the meta update; used instead of train.lr
+    meta_gradient: Literal["FO", "HF"] = "FO"  # first-order, or Hessian-free with gradient differences
+    delta: Annotated[float, Gt(0)] = 0.001  # HF: step of the gradient difference, relative to the gradient
+    eval_steps: Annotated[int, Ge(0)] = 1  # adaptation steps of a client before evaluation
+    allow_degenerate: bool = False  # accept alpha 0, which is FedAvg with half of the steps
 
     def learn(self, client: Client) -> None:
         self.meta_learn(client, client.cross_entropy)
@@ -52,22 +52,22 @@ class PerFedAvg(FedAvg):
         third: list[tuple[Tensor, Tensor]] = []
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
-            """L(u; D') with u = theta - alpha grad L(theta; D); theta stands at u until the gradient is taken."""
-            batches = _divided(x, y, roles, least=2 if client.model.has_batchnorm else 1)
+            """Return L(u; D') with u = theta - alpha grad L(theta; D); parameters stay at u for the backward pass."""
+            batches = _split(x, y, roles, minimum=2 if client.model.has_batchnorm else 1)
             inner = torch.autograd.grad(task(*batches[0]), theta)
             start[:], third[:] = [p.detach().clone() for p in theta], batches[2:]
             _shift(theta, inner, -self.alpha)
             return task(*batches[1])
 
         def back_to_theta() -> None:
-            """The meta gradient is applied to theta; HF takes alpha H g off it."""
+            """Restore theta before the step; HF subtracts alpha H g from the meta gradient."""
             _set(theta, start)
             if third:
                 g = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in theta]
-                curved = self.hessian_times(g, theta, start, lambda: task(*third[0]))
-                for p, by in zip(theta, curved, strict=True):
+                products = self.hessian_times(g, theta, start, lambda: task(*third[0]))
+                for p, product in zip(theta, products, strict=True):
                     if p.grad is not None:
-                        p.grad -= self.alpha * by
+                        p.grad -= self.alpha * product
 
         size = roles * client.settings.batch_size
         client.fit(loss, adjust=back_to_theta, batch_size=size, lr=self.beta)
@@ -75,16 +75,16 @@ class PerFedAvg(FedAvg):
     def hessian_times(
         self, g: list[Tensor], theta: list[nn.Parameter], start: list[Tensor], task: Callable[[], Tensor]
     ) -> list[Tensor]:
-        """H g = (grad L(theta + delta g; D'') - grad L(theta - delta g; D'')) / (2 delta)."""
-        ends = []
+        """Return H g = (grad L(theta + delta g; D'') - grad L(theta - delta g; D'')) / (2 delta)."""
+        gradients = []
         for sign in (1, -1):
             _shift(theta, g, sign * self.delta)
-            ends.append(torch.autograd.grad(task(), theta))
+            gradients.append(torch.autograd.grad(task(), theta))
             _set(theta, start)
-        return [(plus - minus) / (2 * self.delta) for plus, minus in zip(*ends, strict=True)]
+        return [(plus - minus) / (2 * self.delta) for plus, minus in zip(*gradients, strict=True)]
 
     def adopt(self, client: Client, msg: Payload) -> None:
-        """The personal model; what this changes is undone after an evaluation."""
+        """Load the server's model and adapt it to the client. The change is undone after the evaluation."""
         self.receive(client, msg)
         if not self.alpha or not self.eval_steps:
             return
@@ -97,17 +97,17 @@ class PerFedAvg(FedAvg):
         return False
 
 
-def _divided(x: Tensor, y: Tensor, roles: int, least: int) -> list[tuple[Tensor, Tensor]]:
-    """D, D' (and D''): a batch in equal parts, or as a whole for all where parts would be too small."""
-    if len(y) < roles * least:
+def _split(x: Tensor, y: Tensor, roles: int, minimum: int) -> list[tuple[Tensor, Tensor]]:
+    """Return D, D' (and D''): equal parts of a batch, or the whole batch for each if parts would be too small."""
+    if len(y) < roles * minimum:
         return [(x, y)] * roles
     return list(zip(x.tensor_split(roles), y.tensor_split(roles), strict=True))
 
 
 @torch.no_grad()
-def _shift(theta: list[nn.Parameter], by: tuple[Tensor, ...] | list[Tensor], times: float) -> None:
-    for p, along in zip(theta, by, strict=True):
-        p.add_(along, alpha=times)
+def _shift(theta: list[nn.Parameter], directions: tuple[Tensor, ...] | list[Tensor], scale: float) -> None:
+    for p, direction in zip(theta, directions, strict=True):
+        p.add_(direction, alpha=scale)
 
 
 @torch.no_grad()

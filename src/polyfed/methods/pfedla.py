@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from polyfed.core import Client, Cohort, Method, Needs, Payload, Reply, Sends, Server, register, rng, step
 from polyfed.core.client import copy_into, weights_of
 from polyfed.core.options import Degenerate
-from polyfed.core.payload import Weights as Named
+from polyfed.core.payload import Weights
 from polyfed.core.schema import TreeField, WeightsField
 from polyfed.errors import InputError
 
@@ -26,24 +26,24 @@ DEPTH = 3  # hidden layers of a hypernetwork
 @register("pfedla")
 @dataclass(frozen=True)
 class PFedLA(Method):
-    """pFedLA: the server mixes a model for each client, layer by layer, with weights that a hypernetwork learns.
+    """pFedLA: the server mixes a model for each client, layer by layer, with weights from a learned hypernetwork.
 
-    The server keeps a model and a hypernetwork for each client, so its memory grows with their number (recorded in
-    the `pfedla` events). A layer is one module's weight and bias. Two popular unofficial versions step the
-    hypernetwork away from the trained model, and a single one for all is another method; here each client has its
-    own, and the mixed model moves toward the trained one. A row of weights that ReLU has put to zero becomes the
-    client's own layer, and is recorded as a warning.
+    The server stores a model and a hypernetwork per client, so its memory grows with the number of clients (recorded
+    in the `pfedla` events). A layer is the weight and bias of one module. Two popular unofficial versions step the
+    hypernetwork away from the trained model, and one hypernetwork for all clients is another method. Here each client
+    has its own, and the mixed model moves towards the trained one. If ReLU sets a whole row of mixing weights to
+    zero, the client's own layer is used and a warning is recorded.
     """
 
-    hyper_lr: Annotated[float, Ge(0), Degenerate(0)] = 0.005  # step size of the hypernetworks
-    embedding: Annotated[int, Ge(1)] = 100  # length of a client's embedding
-    hidden: Annotated[int, Ge(1)] = 100  # width of the hypernetworks' three hidden layers
+    hyper_lr: Annotated[float, Ge(0), Degenerate(0)] = 0.005  # learning rate of the hypernetworks
+    embedding: Annotated[int, Ge(1)] = 100  # size of a client embedding
+    hidden: Annotated[int, Ge(1)] = 100  # width of the three hidden layers of a hypernetwork
     local_layers: Annotated[int, Ge(0)] = 0  # HeurpFedLA: number of layers that stay at the client
-    buffers: Literal["local", "average"] = "local"  # BatchNorm statistics: each client's own, or mixed as their layer
-    allow_degenerate: bool = False  # accept hyper_lr 0, with which the mixing weights stay random
+    buffers: Literal["local", "average"] = "local"  # BatchNorm statistics: each client's own, or mixed with the layer
+    allow_degenerate: bool = False  # accept hyper_lr 0, which leaves the mixing weights random
 
     needs = Needs(same_architecture=True)
-    sends = Sends(up="all weights of the model", down="weights of a model that was mixed for the client")
+    sends = Sends(up="all weights of the model", down="weights of a model mixed for the client")
 
     def init(self, server: Server) -> None:
         server.state["initial"] = weights_of(server.build(server.roster[0].spec))
@@ -59,16 +59,16 @@ class PFedLA(Method):
         alphas = {k: torch.where(local[k][:, None], self.one_hot(server, k), alpha) for k, alpha in free.items()}
         mixed = {k: self.mixed(server, models, k, alpha.detach()) for k, alpha in alphas.items()}
         each = {k: {"model": self.without(server, local[k], bar)} for k, bar in mixed.items()}
-        for k, got in cohort.stream(self.train, each=each):
-            trained = got.weights("model")
+        for k, reply in cohort.stream(self.train, each=each):
+            trained = reply.weights("model")
             change = {name: trained[name].double() - bar.double() for name, bar in mixed[k].items()}  # Delta_k
-            self.learn_to_mix(server, nets[k], alphas[k], models, change)
+            self.update_hypernetwork(server, nets[k], alphas[k], models, change)
             server.state[f"hypernetwork {k}"] = weights_of(nets[k])
             server.state[f"model {k}"] = trained  # theta_k <- bar theta_k + Delta_k
-        self.note(server, alphas)
+        self.record_sizes(server, alphas)
 
     def mixing_weights(self, server: Server, k: str, net: Hypernetwork) -> Tensor:
-        """alpha_k, one row for each layer and one column for each client: relu(out), made to sum to 1."""
+        """Return alpha_k: one row per layer, one column per client, normalised relu(out)."""
         out = net().relu()
         total = out.sum(1, keepdim=True)
         alive = total > 0
@@ -78,26 +78,26 @@ class PFedLA(Method):
         return torch.where(alive, out / torch.where(alive, total, torch.ones_like(total)), self.one_hot(server, k))
 
     def local_rows(self, server: Server, k: str, alpha: Tensor) -> Tensor:
-        """HeurpFedLA: the layers of largest own weight, for a client that has layers of its own."""
+        """HeurpFedLA: return which layers stay local, those of largest own weight, once the client has trained."""
         rows = torch.zeros(len(alpha), dtype=torch.bool)
         if f"model {k}" in server.state:
             order = alpha[:, self.column(server, k)].sort(descending=True, stable=True).indices
             rows[order[: self.local_layers]] = True
         return rows
 
-    def mixed(self, server: Server, models: list[Named], k: str, alpha: Tensor) -> Named:
-        """bar theta_k^l = sum_j alpha_k^{l,j} theta_j^l."""
+    def mixed(self, server: Server, models: list[Weights], k: str, alpha: Tensor) -> Weights:
+        """Return bar theta_k^l = sum_j alpha_k^{l,j} theta_j^l."""
         own = models[self.column(server, k)]
-        bar, counted = dict(own), server.roster[0].buffers
+        bar, buffers = dict(own), server.roster[0].buffers
         for row, names in zip(alpha.double().tolist(), self.layers(server).values(), strict=True):
             for name in names:
-                if own[name].is_floating_point() and (name not in counted or self.buffers == "average"):
+                if own[name].is_floating_point() and (name not in buffers or self.buffers == "average"):
                     terms = (a * theta[name].double() for a, theta in zip(row, models, strict=True) if a)
                     bar[name] = sum(terms, torch.zeros_like(own[name], dtype=torch.float64)).to(own[name].dtype)
         return bar
 
-    def without(self, server: Server, local: Tensor, bar: Named) -> Named:
-        """The mixed model without the layers that stay at the client."""
+    def without(self, server: Server, local: Tensor, bar: Weights) -> Weights:
+        """Return the mixed model without the layers that stay at the client."""
         layers = zip(local.tolist(), self.layers(server).values(), strict=True)
         stay = {name for is_local, names in layers if is_local for name in names}
         return {name: tensor for name, tensor in bar.items() if name not in stay}
@@ -108,35 +108,36 @@ class PFedLA(Method):
         client.fit()
         return {"model": weights_of(client.model)}
 
-    def learn_to_mix(
-        self, server: Server, net: Hypernetwork, alpha: Tensor, models: list[Named], change: Named
+    def update_hypernetwork(
+        self, server: Server, net: Hypernetwork, alpha: Tensor, models: list[Weights], change: Weights
     ) -> None:
-        """(v_k, psi_k) <- (v_k, psi_k) - eta_h J^T (-Delta_k), J = d bar theta_k / d (v_k, psi_k)."""
-        counted = server.roster[0].buffers
-        along = [  # d <bar theta_k^l, -Delta_k^l> / d alpha_k^{l,j} = -<theta_j^l, Delta_k^l>
-            [-sum(float((theta[n] * change[n]).sum()) for n in names if n not in counted) for theta in models]
+        """Update (v_k, psi_k) <- (v_k, psi_k) - eta_h J^T (-Delta_k), with J = d bar theta_k / d (v_k, psi_k)."""
+        buffers = server.roster[0].buffers
+        slopes = [  # d <bar theta_k^l, -Delta_k^l> / d alpha_k^{l,j} = -<theta_j^l, Delta_k^l>
+            [-sum(float((theta[n] * change[n]).sum()) for n in names if n not in buffers) for theta in models]
             for names in self.layers(server).values()
         ]
         parameters = list(net.parameters())
-        slopes = torch.autograd.grad((alpha * torch.tensor(along)).sum(), parameters, allow_unused=True)
+        gradients = torch.autograd.grad((alpha * torch.tensor(slopes)).sum(), parameters, allow_unused=True)
         with torch.no_grad():
-            for parameter, slope in zip(parameters, slopes, strict=True):
-                if slope is not None:
-                    parameter.sub_(slope, alpha=self.hyper_lr)
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                if gradient is not None:
+                    parameter.sub_(gradient, alpha=self.hyper_lr)
 
-    def note(self, server: Server, alphas: dict[str, Tensor]) -> None:
+    def record_sizes(self, server: Server, alphas: dict[str, Tensor]) -> None:
+        """Record the mean weight of own layers, and the memory of models and hypernetworks in bytes."""
         own = [float(alpha.detach()[:, self.column(server, k)].mean()) for k, alpha in alphas.items()]
-        held = dict.fromkeys(("model", "hypernetwork"), 0.0)
+        sizes = dict.fromkeys(("model", "hypernetwork"), 0.0)
         for name, value in server.state.items():
             kind = name.partition(" ")[0]
-            if kind in held and isinstance(value, dict):
-                held[kind] += sum(t.nbytes for t in value.values() if isinstance(t, Tensor))
+            if kind in sizes and isinstance(value, dict):
+                sizes[kind] += sum(t.nbytes for t in value.values() if isinstance(t, Tensor))
         server.record(
-            "pfedla", clients=list(alphas), own_weight=own, models=held["model"], hypernetworks=held["hypernetwork"]
+            "pfedla", clients=list(alphas), own_weight=own, models=sizes["model"], hypernetworks=sizes["hypernetwork"]
         )
 
-    def model(self, server: Server, k: str) -> Named:
-        """theta_k as the client last trained it, or the initial one."""
+    def model(self, server: Server, k: str) -> Weights:
+        """Return theta_k as the client last trained it, or the initial model."""
         return server.memory.weights(f"model {k}" if f"model {k}" in server.state else "initial")
 
     def hypernetwork(self, server: Server, k: str) -> Hypernetwork:
@@ -147,14 +148,14 @@ class PFedLA(Method):
         return net
 
     def layers(self, server: Server) -> dict[str, list[str]]:
-        """The tensors of every module that has parameters: what shares its mixing weights."""
+        """Return the tensor names of every module with parameters; they have common mixing weights."""
         grouped: dict[str, list[str]] = {}
         for name in server.memory.weights("initial"):
             grouped.setdefault(name.rpartition(".")[0], []).append(name)
         return {module: names for module, names in grouped.items() if {*names} - server.roster[0].buffers}
 
     def one_hot(self, server: Server, k: str) -> Tensor:
-        """Weights that leave a client its own model."""
+        """Return mixing weights that leave the client its own model."""
         rows = torch.zeros(len(self.layers(server)), len(server.roster))
         rows[:, self.column(server, k)] = 1
         return rows
@@ -164,7 +165,7 @@ class PFedLA(Method):
 
 
 class Hypernetwork(nn.Module):
-    """An embedding, hidden layers, and for each layer of the model one output for each client."""
+    """An embedding, hidden layers, and one output per layer of the model and client."""
 
     def __init__(self, embedding: int, hidden: int, layers: int, clients: int) -> None:
         super().__init__()
@@ -175,5 +176,5 @@ class Hypernetwork(nn.Module):
         self.shape = (layers, clients)
 
     def forward(self) -> Tensor:
-        out: Tensor = self.body(self.embedding.weight).reshape(self.shape)
-        return out
+        scores: Tensor = self.body(self.embedding.weight).reshape(self.shape)
+        return scores

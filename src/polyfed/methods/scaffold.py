@@ -22,17 +22,18 @@ from polyfed.training import TrainSettings
 @register("scaffold")
 @dataclass(frozen=True)
 class Scaffold(FedAvg):
-    """SCAFFOLD: FedAvg whose client steps are corrected by how client and server gradients differ.
+    """SCAFFOLD: FedAvg with client steps corrected by the difference of client and server control variates.
 
-    Controls start at zero and hold parameters only; a popular benchmark starts them from random weights, which leaves
-    a bias under partial participation, and puts BatchNorm statistics in. Means are over those who answered; a popular
-    library divides by those who were asked. Option II supposes plain SGD: others are refused, unless
-    `allow_any_optimizer`, which shifts the weights by eta (c_k - c) beside each step, as that benchmark and InCo do.
+    Control variates start at zero and cover parameters only. A popular benchmark starts them from random weights,
+    which leaves a bias under partial participation, and includes BatchNorm statistics. Means are over the clients
+    that replied; a popular library divides by all selected clients. Option II requires plain SGD: other optimisers
+    raise `InputError`, unless `allow_any_optimizer` is set. That option shifts the weights by eta (c_k - c) after
+    each step, as the benchmark and InCo do.
     """
 
-    weights: Literal["samples", "uniform"] = "uniform"  # how clients count in the mean (all alike, or by samples)
-    option: Literal["I", "II"] = "II"  # new control: the gradient at the received model, or the mean of the steps
-    allow_any_optimizer: bool = False  # accept momentum and Adam, for which option II is no identity
+    weights: Literal["samples", "uniform"] = "uniform"  # weights of clients in the mean: equal, or by samples
+    option: Literal["I", "II"] = "II"  # new control variate: full gradient (I), or mean of the local steps (II)
+    allow_any_optimizer: bool = False  # accept momentum and Adam, for which option II is not exact
 
     sends = Sends(
         up="all weights of the model, the number of samples, and the change of the client's control variate",
@@ -40,7 +41,7 @@ class Scaffold(FedAvg):
     )
 
     def check_training(self, settings: TrainSettings) -> None:
-        if not (_plain(settings) or self.allow_any_optimizer):
+        if not (_is_plain_sgd(settings) or self.allow_any_optimizer):
             used = "Adam" if settings.optimizer == "adam" else f"momentum {settings.momentum:g}"
             raise InputError(
                 f"SCAFFOLD needs plain SGD, but the clients train with {used}; set train.optimizer: sgd and "
@@ -49,20 +50,21 @@ class Scaffold(FedAvg):
 
     def init(self, server: Server) -> None:
         super().init(server)
-        model, counted = server.memory.weights("model"), buffer_names(server)
-        server.state["control"] = {n: torch.zeros_like(t) for n, t in model.items() if n not in counted}
+        model, buffers = server.memory.weights("model"), buffer_names(server)
+        server.state["control"] = {n: torch.zeros_like(t) for n, t in model.items() if n not in buffers}
 
     def round(self, server: Server, cohort: Cohort) -> None:
         model, c = server.memory.weights("model"), server.memory.weights("control")
-        changes, controls = UpdateAggregator(server, model), UpdateAggregator(server, c)
-        for k, got in cohort.stream(self.train, out=weights_for_clients(server, cohort.ids, model=model, control=c)):
-            changes.add(k, got.weights("model"), self.weight(got), times=self.server_lr)
-            controls.add_change(k, got.weights("control"))
-        server.state["model"] = apply_update(server, model, changes.mean())  # theta + eta_g mean of (theta_k - theta)
+        updates, controls = UpdateAggregator(server, model), UpdateAggregator(server, c)
+        out = weights_for_clients(server, cohort.ids, model=model, control=c)
+        for k, reply in cohort.stream(self.train, out=out):
+            updates.add(k, reply.weights("model"), self.weight(reply), times=self.server_lr)
+            controls.add_change(k, reply.weights("control"))
+        server.state["model"] = apply_update(server, model, updates.mean())  # theta + eta_g mean of (theta_k - theta)
         mean, population = controls.mean(), holder_counts(server, model)
-        server.state["control"] = c | {  # c + |S| / N mean of (c_k^+ - c_k), for each position over its holders (B5)
-            name: (c[name].double() + by * (mean.weight[name] / population[name].clamp(min=1))).to(c[name].dtype)
-            for name, by in mean.change.items()
+        server.state["control"] = c | {  # c + |S| / N mean of (c_k^+ - c_k), per position over the clients holding it
+            name: (c[name].double() + delta * (mean.weight[name] / population[name].clamp(min=1))).to(c[name].dtype)
+            for name, delta in mean.change.items()
         }
 
     @step(
@@ -80,43 +82,43 @@ class Scaffold(FedAvg):
         if gradient is not None:
             change = {name: gradient[name] - own[name] for name in theta}  # option I: c_k^+ = grad L_k(theta^t)
         elif steps:
-            pace = 1 / (steps * client.settings.lr)  # option II: c_k^+ = c_k - c + (theta^t - theta_k) / (tau eta)
-            change = {name: (received[name] - p.detach()) * pace - c[name] for name, p in theta.items()}
+            scale = 1 / (steps * client.settings.lr)  # option II: c_k^+ = c_k - c + (theta^t - theta_k) / (tau eta)
+            change = {name: (received[name] - p.detach()) * scale - c[name] for name, p in theta.items()}
         else:
             change = {name: torch.zeros_like(c[name]) for name in theta}
-        client.state["control"] = {name: own[name] + by for name, by in change.items()}
+        client.state["control"] = {name: own[name] + delta for name, delta in change.items()}
         return {**self.upload(client, msg), "control": change}
 
     def corrected_fit(self, client: Client, correction: dict[str, Tensor]) -> int:
-        """theta <- theta - eta (g(theta) - c_k + c); the number of steps."""
-        plain, eta = _plain(client.settings), client.settings.lr
+        """Train with theta <- theta - eta (g(theta) - c_k + c), and return the number of steps."""
+        plain, eta = _is_plain_sgd(client.settings), client.settings.lr
         pairs = [(p, correction[name]) for name, p in client.model.named_parameters()]
 
         @torch.no_grad()
         def correct() -> None:
-            for p, by in pairs:
+            for p, c in pairs:
                 if not plain:
-                    p.sub_(by, alpha=eta)
+                    p.sub_(c, alpha=eta)
                 elif p.grad is not None:
-                    p.grad += by
+                    p.grad += c
 
         return client.fit(adjust=correct).steps
 
     def full_gradient(self, client: Client) -> dict[str, Tensor]:
-        """The gradient of the mean loss over the client's samples, taken in training batches; statistics stay."""
+        """Return the gradient of the mean loss over all samples, in training batches; BatchNorm statistics stay."""
         model = client.model
-        kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         total = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
-        seen = 0
+        count = 0
         for x, y in client.train.batches(client.settings.batch_size, drop_single=model.has_batchnorm):
-            parts_of = torch.autograd.grad(client.cross_entropy(x, y), list(model.parameters()))
-            for name, part in zip(total, parts_of, strict=True):
-                total[name] += part * len(y)
-            seen += len(y)
+            gradients = torch.autograd.grad(client.cross_entropy(x, y), list(model.parameters()))
+            for name, gradient in zip(total, gradients, strict=True):
+                total[name] += gradient * len(y)
+            count += len(y)
         for name, buffer in model.named_buffers():
-            buffer.copy_(kept[name])
-        return {name: t / max(seen, 1) for name, t in total.items()}
+            buffer.copy_(buffers[name])
+        return {name: t / max(count, 1) for name, t in total.items()}
 
 
-def _plain(settings: TrainSettings) -> bool:
+def _is_plain_sgd(settings: TrainSettings) -> bool:
     return settings.optimizer == "sgd" and settings.momentum == 0

@@ -27,26 +27,26 @@ from polyfed.training.losses import kl_divergence
 @register("scalefl")
 @dataclass(frozen=True)
 class ScaleFL(HeteroFL):
-    """ScaleFL: slices by width and by depth with early exits, and the last exit teaches those before it.
+    """ScaleFL: slices by width and by depth with early exits, and the last exit teaches the earlier ones.
 
-    A client's level is its model: `tiny-resnet-wide@0.75:2-4` has three quarters of the channels and exits after
-    blocks 2 and 4. Slicing, averaging and BatchNorm are HeteroFL's; what lies beyond a client's last exit it does not
-    hold. The last exit is detached where it teaches, the divergence is a sum over classes, and its weight is not 0:
-    the released code does none of these. It evaluates by the statistics of the test batch (`bn: batch`), divides by
-    the width rate then too (`scaler: always`), and rounds widths down instead of up. What is evaluated is the last
-    exit of each client's slice.
+    The level of a client is its model: `tiny-resnet-wide@0.75:2-4` has three quarters of the channels and exits after
+    blocks 2 and 4. Slicing, averaging and BatchNorm follow HeteroFL; a client does not hold layers beyond its last
+    exit. The last exit is detached as a teacher, the divergence is summed over classes, and its weight is not 0; the
+    released code does none of these. The released code evaluates with the statistics of the test batch (`bn: batch`),
+    also divides by the width rate in evaluation (`scaler: always`), and rounds widths down instead of up. A client is
+    evaluated with the last exit of its slice.
 
-    On the quickstart's skewed shares (tiny-exits, seed 0) it ends at 23 % personal accuracy where local training has
-    81 %: one model serves everybody, whatever classes they have.
+    On the quickstart's skewed label distributions (tiny-exits, seed 0) it reaches 23 % personal accuracy; local
+    training reaches 81 %. One model serves all clients, whatever classes they have.
     """
 
-    mask_absent_classes: bool = False  # classes a client lacks: out of its loss, and their rows out of its share
-    clip_norm: Annotated[float, Gt(0)] | None = None  # largest norm of a gradient; null leaves it to train.clip_norm
-    gamma: Annotated[float, Ge(0), Degenerate(0)] = 0.05  # weight of the divergence between an exit and the last
+    mask_absent_classes: bool = False  # mask logits of absent classes, and do not average their classifier rows
+    clip_norm: Annotated[float, Gt(0)] | None = None  # maximum gradient norm; null: train.clip_norm
+    gamma: Annotated[float, Ge(0), Degenerate(0)] = 0.05  # weight of the divergence from the last exit to the others
     temperature: Annotated[float, Gt(0)] = 3.0  # T of both softmaxes
-    distil_from: Annotated[float, Interval(ge=0, le=1)] = 0.25  # share of rounds before the divergence counts
-    kl_reduction: Literal["batchmean", "mean"] = "batchmean"  # mean divides by the classes too, as released
-    allow_degenerate: bool = False  # accept gamma 0, which leaves the exits to themselves
+    distil_from: Annotated[float, Interval(ge=0, le=1)] = 0.25  # share of rounds before distillation starts
+    kl_reduction: Literal["batchmean", "mean"] = "batchmean"  # mean: divide by the number of classes too, as released
+    allow_degenerate: bool = False  # accept gamma 0, which trains the exits without distillation
 
     battery_models = ("tiny-resnet-wide@0.5:2", "tiny-resnet-wide:2-4-6")
 
@@ -56,11 +56,11 @@ class ScaleFL(HeteroFL):
             if not isinstance(family and family.skeleton(spec), EarlyExits):
                 raise InputError(
                     f"ScaleFL needs models with early exits, but {spec} has none; name them after a colon "
-                    f"({spec.partition(':')[0]}:1-2 answers after blocks 1 and 2), or use the group tiny-exits"
+                    f"({spec.partition(':')[0]}:1-2 has exits after blocks 1 and 2), or use the group tiny-exits"
                 )
         super().init(server)
 
-    def news(self, server: Server) -> Mapping[str, Value]:
+    def announcement(self, server: Server) -> Mapping[str, Value]:
         return {"distils": server.round > self.distil_from * server.rounds}
 
     @step(
@@ -76,7 +76,7 @@ class ScaleFL(HeteroFL):
 
     def loss(self, client: Client, msg: Payload) -> Loss:
         model = client.model
-        assert isinstance(model, EarlyExits)  # init has seen to it
+        assert isinstance(model, EarlyExits)  # checked in init
 
         def weighted(x: Tensor, y: Tensor) -> Tensor | tuple[Tensor, ...]:
             return self.exit_losses([self.masked(client, o) for o in model.logits(x)], y, bool(msg["distils"]))
@@ -84,14 +84,16 @@ class ScaleFL(HeteroFL):
         return weighted
 
     def exit_losses(self, outputs: Sequence[Tensor], y: Tensor, distils: bool) -> Tensor | tuple[Tensor, ...]:
-        """sum_j j CE(o_j) / (E (E+1) / 2), and gamma T^2 KL(o_E || o_j) likewise for all but the last."""
+        """Return sum_j j CE(o_j) / (E (E+1) / 2), and gamma T^2 KL(o_E || o_j) with the same weights for all but the
+        last.
+        """
         total = len(outputs) * (len(outputs) + 1) / 2
         early, last = list(enumerate(outputs[:-1], 1)), outputs[-1]
         task = torch.stack([j * F.cross_entropy(o, y) for j, o in enumerate(outputs, 1)]).sum() / total
         if not (distils and early):
             return task
-        apart = [j * self._divergence(last.detach(), o) for j, o in early]
-        return task, self.gamma * torch.stack(apart).sum() / total
+        divergences = [j * self._divergence(last.detach(), o) for j, o in early]
+        return task, self.gamma * torch.stack(divergences).sum() / total
 
     def _divergence(self, teacher: Tensor, output: Tensor) -> Tensor:
         return kl_divergence(teacher, output, temperature=self.temperature, reduction=self.kl_reduction)

@@ -28,18 +28,18 @@ from polyfed.training.noise import noisy
 @register("moon")
 @dataclass(frozen=True)
 class Moon(FedAvg):
-    """MOON: FedAvg whose clients keep their features near the global model's and away from their last model's.
+    """MOON: FedAvg with a contrastive loss that keeps features near the global model and away from the previous one.
 
-    Features are compared through a projection, which is trained and averaged with the model and travels beside it;
-    the classifier stays on the features, where the released code puts it behind the projection. The two models that
-    are compared with are in evaluation mode and see no gradient; a popular library shares one in training mode among
-    all clients. A client's first round has no last model, and no contrastive term.
+    Features are compared through a projection head, which is trained, sent and averaged like the model. The
+    classifier uses the features themselves; the released code puts it after the projection. The global and the
+    previous model are in evaluation mode and get no gradient; a popular library shares one such model in training
+    mode between all clients. In its first round a client has no previous model, and no contrastive loss.
     """
 
-    mu: Annotated[float, Ge(0), Degenerate(0)] = 1.0  # weight of the contrastive term
-    temperature: Annotated[float, Gt(0)] = 0.5  # of the similarities
-    projection: bool = True  # compare features through a projection, as in the paper, or as they are
-    projection_width: Annotated[int, Ge(1)] = 256  # outputs of both layers of the projection
+    mu: Annotated[float, Ge(0), Degenerate(0)] = 1.0  # weight of the contrastive loss
+    temperature: Annotated[float, Gt(0)] = 0.5  # temperature of the similarities
+    projection: bool = True  # compare projected features, as in the paper, or the features themselves
+    projection_width: Annotated[int, Ge(1)] = 256  # width of both layers of the projection head
     allow_degenerate: bool = False  # accept mu 0, which is FedAvg
 
     sends = Sends(
@@ -57,18 +57,14 @@ class Moon(FedAvg):
             super().round(server, cohort)
             return
         model, projection = server.memory.weights("model"), server.memory.weights("projection")
-        beside = ProjectionHeads(server, "projection", self.projector)
-        changes, mean, also = (
-            UpdateAggregator(server, model),
-            OwnerMean(projection),
-            beside.parts(cohort.ids, projection),
-        )
-        out = weights_for_clients(server, cohort.ids, model=model)
-        for k, got in cohort.stream(self.train, out=out, shared=also.shared, each=also.each):
-            changes.add(k, got.weights("model"), self.weight(got), times=self.server_lr)
-            beside.add(mean, k, got.weights("projection"), self.weight(got))
+        heads = ProjectionHeads(server, "projection", self.projector)
+        updates, mean = UpdateAggregator(server, model), OwnerMean(projection)
+        out, sent = weights_for_clients(server, cohort.ids, model=model), heads.for_clients(cohort.ids, projection)
+        for k, reply in cohort.stream(self.train, out=out, shared=sent.shared, each=sent.each):
+            updates.add(k, reply.weights("model"), self.weight(reply), times=self.server_lr)
+            heads.add(mean, k, reply.weights("projection"), self.weight(reply))
         server.state["projection"] = mean.result(projection)
-        server.state["model"] = apply_update(server, model, changes.mean())
+        server.state["model"] = apply_update(server, model, updates.mean())
 
     @step(
         down={"model": WeightsField(), "projection": TreeField(optional=True)},
@@ -80,43 +76,42 @@ class Moon(FedAvg):
     )
     def train(self, client: Client, msg: Payload) -> Reply:
         project = self.loaded_projector(client, msg)
-        last = self.last(client)  # before the model is overwritten
+        previous = self.previous(client)  # before the model is overwritten
         self.receive(client, msg)
-        if last is None or not self.mu:
+        if previous is None or not self.mu:
             client.fit(modules=[client.model, project])
         else:
-            self.contrast(client, project, last)
-        client.state["projection"] = weights_of(project)  # empty without one: still says that there is a last model
+            self.contrast(client, project, previous)
+        client.state["projection"] = weights_of(project)  # also marks that there is a previous model
         reply = self.upload(client, msg)
         if "projection" in msg:
-            reply["projection"] = self.sent(client, project, msg)
+            reply["projection"] = self.projection_upload(client, project, msg)
         return reply
 
-    def contrast(self, client: Client, project: nn.Module, last: nn.Module) -> None:
-        """CE + mu l_con(r(x), r_global(x), r_prev(x))."""
-        model, received = client.model, _frozen(nn.Sequential(client.model.backbone, project))
+    def contrast(self, client: Client, project: nn.Module, previous: nn.Module) -> None:
+        """Train with CE + mu l_con(r(x), r_global(x), r_prev(x))."""
+        model, received = client.model, _frozen_copy(nn.Sequential(client.model.backbone, project))
 
         def loss(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
             f = model.features(x)
-            with torch.no_grad():  # R4
-                toward, away = received(x), last(x)
-            return F.cross_entropy(model.head(f), y), self.mu * contrastive(
-                project(f), toward, away, self.temperature
-            )
+            with torch.no_grad():
+                positive, negative = received(x), previous(x)
+            contrast = contrastive_loss(project(f), positive, negative, self.temperature)
+            return F.cross_entropy(model.head(f), y), self.mu * contrast
 
         client.fit(loss, modules=[model, project])
 
-    def last(self, client: Client) -> nn.Module | None:
-        """r_prev: what the client trained last, which still is its model; None in its first round."""
+    def previous(self, client: Client) -> nn.Module | None:
+        """Return r_prev: the client's model of its previous round with its projection; None in its first round."""
         if "projection" not in client.state:
             return None
-        before = client.memory.weights("projection")
-        project = self.projector(client.profile.features) if before else nn.Identity()
-        copy_into(project, before)
-        return _frozen(nn.Sequential(client.model.backbone, project))
+        weights = client.memory.weights("projection")
+        project = self.projector(client.profile.features) if weights else nn.Identity()
+        copy_into(project, weights)
+        return _frozen_copy(nn.Sequential(client.model.backbone, project))
 
     def loaded_projector(self, client: Client, msg: Payload) -> nn.Module:
-        """The projection as it was received; without one, features are compared as they are."""
+        """Return the received projection head, or the identity if there is none."""
         if "projection" not in msg:
             return nn.Identity()
         project = self.projector(client.profile.features)
@@ -127,7 +122,7 @@ class Moon(FedAvg):
         width = self.projection_width
         return nn.Sequential(nn.Linear(features, width), nn.ReLU(), nn.Linear(width, width))
 
-    def sent(self, client: Client, project: nn.Module, msg: Payload) -> dict[str, Tensor]:
+    def projection_upload(self, client: Client, project: nn.Module, msg: Payload) -> dict[str, Tensor]:
         trained = weights_of(project)
         if not self.upload_noise:
             return trained
@@ -135,12 +130,12 @@ class Moon(FedAvg):
         return noisy(trained, msg.weights("projection"), trained, self.upload_noise, stream)
 
 
-def contrastive(r: Tensor, toward: Tensor, away: Tensor, temperature: float) -> Tensor:
-    """-log(exp(s_g/T) / (exp(s_g/T) + exp(s_prev/T))) as a cross-entropy, which does not overflow."""
-    similar = torch.stack([F.cosine_similarity(r, toward), F.cosine_similarity(r, away)], 1)
-    return F.cross_entropy(similar / temperature, torch.zeros(len(r), dtype=torch.int64))
+def contrastive_loss(r: Tensor, positive: Tensor, negative: Tensor, temperature: float) -> Tensor:
+    """Return -log(exp(s_g/T) / (exp(s_g/T) + exp(s_prev/T))) as a cross-entropy, which does not overflow."""
+    similarities = torch.stack([F.cosine_similarity(r, positive), F.cosine_similarity(r, negative)], 1)
+    return F.cross_entropy(similarities / temperature, torch.zeros(len(r), dtype=torch.int64))
 
 
-def _frozen(module: nn.Module) -> nn.Module:
-    """A copy that neither learns nor counts."""
+def _frozen_copy(module: nn.Module) -> nn.Module:
+    """Return a copy in evaluation mode, without gradients."""
     return copy.deepcopy(module).eval().requires_grad_(False)
