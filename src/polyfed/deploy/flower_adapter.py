@@ -8,7 +8,9 @@ exit codes) are in `flower_protocol`.
 from __future__ import annotations
 
 import contextlib
+import importlib
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import httpx
 
@@ -73,10 +75,19 @@ from flwr.supercore.interceptors import (
 from flwr.supercore.run import Run
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.grid.http_grid import HttpGrid
-from flwr.supernode.runtime.run_clientapp import push_message, push_task_output
 
 from polyfed.deploy.flower_protocol import ACQUIRE_TASK
+
+if TYPE_CHECKING:
+    from flwr.superlink.grid.http_grid import HttpGrid
+    from flwr.supernode.runtime.run_clientapp import push_message, push_task_output
+
+# Names that take a second to import (a database, a web framework) and that few processes need.
+LAZY = {
+    "HttpGrid": "flwr.superlink.grid.http_grid",
+    "push_message": "flwr.supernode.runtime.run_clientapp",
+    "push_task_output": "flwr.supernode.runtime.run_clientapp",
+}
 
 __all__ = [
     "AcquireTaskRequest",
@@ -132,6 +143,14 @@ __all__ = [
     "signed_by_token",
     "user_config_to_proto",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name of `LAZY` when it is first used."""
+    if name not in LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(LAZY[name]), name)
+
 
 Signature = RuntimeTokenHttpInterceptor | SuperExecAuthHttpInterceptor
 
