@@ -19,9 +19,10 @@ from polyfed.deploy.processes import require_flower
 
 require_flower()
 
+from polyfed.deploy.certificates import create_authority  # noqa: E402
 from polyfed.deploy.coordinator import Coordinator  # noqa: E402  (Flower must be known to be there first)
-from polyfed.deploy.keys import new_authority, new_node_key, read_public_key  # noqa: E402
-from polyfed.deploy.site_registry import Registry  # noqa: E402
+from polyfed.deploy.keys import create_site_key, read_public_key  # noqa: E402
+from polyfed.deploy.site_registry import SiteRegistry  # noqa: E402
 from polyfed.runs.folder import RunFolder  # noqa: E402
 
 MODEL = """
@@ -45,9 +46,9 @@ def main(megabytes: int) -> None:
         folder = Path(name)
         model = folder / "wide.py"
         model.write_text(MODEL.format(width=round(megabytes * 1e6 / 4 / 4096)))
-        new_authority(folder / "home", [])
-        key = new_node_key(folder, "ana")
-        Registry(folder / "home").admit("ana", read_public_key(key.public))
+        create_authority(folder / "home", [])
+        key = create_site_key(folder, "ana")
+        SiteRegistry(folder / "home").admit("ana", read_public_key(key.public))
         config = parse(
             {
                 "clients": 1,

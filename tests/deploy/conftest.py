@@ -1,4 +1,4 @@
-"""Deployments need Flower, which is an extra: without it these tests are left out."""
+"""Deployments need Flower, which is an extra. Without it, most of these tests are not collected."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ ATTRIBUTES = {
 FIELDS = {
     "RegisterNodeRequest": ["name", "public_key"],
     "UnregisterNodeRequest": ["node_id"],
-    "StartRunRequest": ["fab", "override_config"],
+    "StartRunRequest": ["fab"],
     "AcquireTaskRequest": ["supported_task_types"],
     "PullAppMessagesRequest": ["message_ids"],
     "PushTaskOutputRequest": ["sub_status", "details"],

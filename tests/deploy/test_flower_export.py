@@ -1,4 +1,4 @@
-"""An exported experiment is an ordinary Flower app, run here by Flower's own objects without a network."""
+"""An exported experiment is an ordinary Flower app, which Flower's own objects run here without a network."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.deploy.direct import SETTING
+from tests.deploy.direct_link import SETTING
 from tests.deploy.flower_names import NodeInfo, build_fab_from_disk, load_app
 
 from polyfed import api
 from polyfed.cli.app import main
 from polyfed.config import parse
-from polyfed.deploy.app_bundle import bundle
+from polyfed.deploy.app_bundle import build_app
 from polyfed.deploy.export import write_app
 from polyfed.deploy.flower_adapter import ClientApp, Context, Grid, Message, RecordDict, Run, ServerApp, TaskIdentity
 from polyfed.errors import InputError
 from polyfed.runs.folder import RunFolder
 
 
-class CallingGrid(Grid):
-    """A grid whose nodes are calls of a ClientApp in this process."""
+class LocalGrid(Grid):
+    """A grid that calls a ClientApp in this process for every node."""
 
     def __init__(self, app: ClientApp, contexts: dict[int, Context]) -> None:
         self._app = app
@@ -63,51 +63,49 @@ class CallingGrid(Grid):
         raise NotImplementedError
 
 
-def test_an_exported_app_gives_the_bits_of_serial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exported_app_is_bit_identical_to_serial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
     settings = {**SETTING, "name": "exported", "rounds": 1}
     serial = api.run(settings, out=tmp_path / "serial")
     write_app(parse(settings), tmp_path / "app")
     with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(tmp_path / "app"))) as archive:
-        told = tomllib.loads(archive.read("pyproject.toml").decode())["tool"]["flwr"]["app"]
-    server = load_app(told["components"]["serverapp"], ValueError)
-    client = load_app(told["components"]["clientapp"], ValueError)
+        app = tomllib.loads(archive.read("pyproject.toml").decode())["tool"]["flwr"]["app"]
+    server = load_app(app["components"]["serverapp"], ValueError)
+    client = load_app(app["components"]["clientapp"], ValueError)
     assert isinstance(server, ServerApp) and isinstance(client, ClientApp)
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
-    # as in Flower's simulation, nodes are known by their numbers
+    # as in Flower's simulation, nodes are identified by their partition
     nodes = {
-        10 + k: Context(1, 10 + k, {"partition-id": k, "num-partitions": 2}, RecordDict(), told["config"])
+        10 + k: Context(1, 10 + k, {"partition-id": k, "num-partitions": 2}, RecordDict(), app["config"])
         for k in range(2)
     }
-    server(CallingGrid(client, nodes), Context(1, 1, {}, RecordDict(), told["config"]))
+    server(LocalGrid(client, nodes), Context(1, 1, {}, RecordDict(), app["config"]))
     result = RunFolder(tmp_path / "runs" / "exported").result()
     assert result is not None
     assert result["state_hash"] == serial["state_hash"]
 
 
-def test_the_installed_app_is_one_that_flower_takes() -> None:
-    """It is written by polyfed itself, so that its bytes are the same everywhere."""
-    assert bundle() == bundle()
-    with zipfile.ZipFile(io.BytesIO(bundle())) as archive:
+def test_the_app_bundle_is_reproducible_and_holds_no_code() -> None:
+    """polyfed writes it itself, so that its bytes are the same at every site."""
+    assert build_app() == build_app()
+    with zipfile.ZipFile(io.BytesIO(build_app())) as archive:
         assert sorted(archive.namelist()) == [".info/CONTENT", "pyproject.toml"]
         assert not any("code" in name for name in archive.namelist())
 
 
-def test_an_app_is_not_written_over_something(tmp_path: Path) -> None:
+def test_an_app_is_not_written_to_a_folder_with_files(tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("")
     with pytest.raises(InputError, match="not empty"):
         write_app(parse(SETTING), tmp_path)
 
 
-def test_an_app_carries_no_code_of_its_own(tmp_path: Path) -> None:
+def test_a_config_with_imports_cannot_be_exported(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="imports"):
         write_app(parse({**SETTING, "imports": ["mine"]}), tmp_path / "app")
 
 
-def test_commands_name_the_extra_that_is_missing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_name_the_missing_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "flwr", None)
     for command in (["serve", "quickstart"], ["join", "--server", "x:1", "--state", "s", "--rehearsal"]):
         assert main(command) == 2
@@ -115,7 +113,7 @@ def test_commands_name_the_extra_that_is_missing(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "reason"),
     [
         (["--rehearsal", "--insecure"], "--name goes with --insecure"),
         (["--rehearsal", "--data", "d", "--insecure", "--name", "a"], "both --data and --model"),
@@ -125,29 +123,29 @@ def test_commands_name_the_extra_that_is_missing(
         (["--rehearsal", "--insecure", "--name", "a", "--server", "nowhere"], "give HOST:PORT"),
     ],
 )
-def test_a_wrong_way_to_join_is_one_sentence(
-    arguments: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_invalid_options_of_join(
+    arguments: list[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = [] if "--server" in arguments else ["--server", "127.0.0.1:1"]
     assert main(["join", *server, "--state", str(tmp_path / "state"), *arguments]) == 2
-    assert says in capsys.readouterr().err
+    assert reason in capsys.readouterr().err
     assert not (tmp_path / "state").exists()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "reason"),
     [([], "no site is admitted"), (["names=[ana]", "clients=1"], "site 'ana' is not admitted")],
 )
-def test_a_coordinator_without_sites_is_one_sentence(
-    arguments: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_coordinator_without_sites(
+    arguments: list[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home = ["--home", str(tmp_path / "home"), "--out", str(tmp_path / "run")]
     assert main(["serve", "quickstart", *arguments, *home]) == 2
-    assert says in capsys.readouterr().err
+    assert reason in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
-def test_a_config_for_flower_is_not_run_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_refuses_the_flower_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "quickstart", "engine.name=flower", "--out", str(tmp_path / "run")]) == 2
     assert "polyfed serve" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

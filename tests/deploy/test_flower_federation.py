@@ -1,4 +1,4 @@
-"""A real federation on loopback: SuperLink, gateway and SuperNodes with TLS and keys, sites as processes."""
+"""A real federation on loopback: SuperLink, gateway and SuperNodes with TLS and keys, and sites as processes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.deploy.direct import METHODS
-from tests.deploy.running import Consortium, consortium, ending
+from tests.deploy.direct_link import METHODS
+from tests.deploy.polyfed_processes import Consortium, make_consortium, stopping
 
 from polyfed import api
 from polyfed.cli.app import main
@@ -32,7 +32,7 @@ QUICK: dict[str, Any] = {
 @dataclass
 class Federation:
     coordinator: Coordinator
-    members: Consortium
+    consortium: Consortium
 
     def run(self, settings: dict[str, Any], folder: Path) -> dict[str, Any]:
         return self.coordinator.run(parse(settings), RunFolder(folder))
@@ -40,20 +40,20 @@ class Federation:
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    """One coordinator and two sites for all tests; in a run called `spoiled`, ben sends damaged payloads."""
+    """One coordinator and two sites for all tests. In a run called `damaged`, ben sends damaged payloads."""
     require_flower()
-    members = consortium(tmp_path_factory.mktemp("federation"), "ana", "ben")
-    with Coordinator(members.home, logging.getLogger("polyfed").warning) as coordinator:
+    consortium = make_consortium(tmp_path_factory.mktemp("federation"), "ana", "ben")
+    with Coordinator(consortium.home, logging.getLogger("polyfed").warning) as coordinator:
         port = coordinator.gateway.port
-        spoiling = (str(Path(__file__).with_name("spoiling.py")),)
-        ana = members.site("ana", port, "--rehearsal")
-        ben = members.site("ben", port, "--rehearsal", program=spoiling)
-        with ending(ana, ben):
-            yield Federation(coordinator, members)
+        program = (str(Path(__file__).with_name("damaging_site.py")),)
+        ana = consortium.site("ana", port, "--rehearsal")
+        ben = consortium.site("ben", port, "--rehearsal", program=program)
+        with stopping(ana, ben):
+            yield Federation(coordinator, consortium)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_flower_equals_serial(method: str, federation: Federation, tmp_path: Path) -> None:
+def test_flower_is_bit_identical_to_serial(method: str, federation: Federation, tmp_path: Path) -> None:
     settings = {**QUICK, **METHODS[method]}
     serial = api.run({**settings, "engine": {"name": "serial"}}, out=tmp_path / "serial")
     flower = federation.run(settings, tmp_path / "flower")
@@ -63,13 +63,13 @@ def test_flower_equals_serial(method: str, federation: Federation, tmp_path: Pat
 
 
 def test_a_site_that_sends_damaged_payloads_is_left_out_and_named(federation: Federation, tmp_path: Path) -> None:
-    result = federation.run({**QUICK, "name": "spoiled", "method": {"name": "fedproto"}}, tmp_path / "run")
+    result = federation.run({**QUICK, "name": "damaged", "method": {"name": "fedproto"}}, tmp_path / "run")
     assert [(failure["client"], failure["kind"]) for failure in result["failures"]] == [("ben", "refused")]
     assert "damaged" in result["failures"][0]["message"]
 
 
-def test_bytes_that_were_counted_are_bytes_that_were_carried(federation: Federation, tmp_path: Path) -> None:
-    """Some 45 MB each way, counted by the method's stats and at the gateway."""
+def test_counted_bytes_match_the_traffic_of_the_gateway(federation: Federation, tmp_path: Path) -> None:
+    """About 45 MB in each direction, counted by the run and by the gateway."""
     before = federation.coordinator.gateway.counts
     up, down = before.from_sites, before.to_sites
     settings = {
@@ -83,13 +83,13 @@ def test_bytes_that_were_counted_are_bytes_that_were_carried(federation: Federat
     result = federation.run(settings, tmp_path / "run")
     assert result["failures"] == []
     assert result["bytes"]["up"] > 40_000_000
-    carried = federation.coordinator.gateway.counts
-    assert carried.from_sites - up == pytest.approx(result["bytes"]["up"], rel=0.02)
-    assert carried.to_sites - down == pytest.approx(result["bytes"]["down"], rel=0.02)
+    after = federation.coordinator.gateway.counts
+    assert after.from_sites - up == pytest.approx(result["bytes"]["up"], rel=0.02)
+    assert after.to_sites - down == pytest.approx(result["bytes"]["down"], rel=0.02)
 
 
-def test_a_sites_folder_tells_what_left_it(federation: Federation, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", str(federation.members.folder / "ana")]) == 0
-    shown = capsys.readouterr().out
-    assert "what left this site in its newest run" in shown
-    assert "all messages that this site sent" in shown
+def test_inspect_shows_the_uploads_of_a_site(federation: Federation, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(federation.consortium.folder / "ana")]) == 0
+    output = capsys.readouterr().out
+    assert "what left this site in its newest run" in output
+    assert "all messages that this site sent" in output

@@ -1,4 +1,4 @@
-"""The door of a coordinator: what sites need passes whole, and nothing else reaches the SuperLink behind it."""
+"""The gateway forwards the requests of sites unchanged, and nothing else reaches the SuperLink behind it."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyfed.deploy import gateway, keys
-from polyfed.deploy.allowlist import RefusedError, Rules, Scope
+from polyfed.deploy import gateway as gateway_module
+from polyfed.deploy import keys
+from polyfed.deploy.allowlist import AdmissionRules, RefusedError, Scope
+from polyfed.deploy.certificates import CertificateFolder, create_authority
 from polyfed.deploy.flower_protocol import SITE_PATHS
 from polyfed.deploy.gateway import Gateway
-from polyfed.deploy.join_errors import trusting
-from polyfed.deploy.site_registry import Registry
+from polyfed.deploy.join_errors import tls_context
+from polyfed.deploy.site_registry import SiteRegistry
 from polyfed.errors import InputError
 
 PROTOBUF = "application/protobuf"
 
 
 @dataclass
-class Behind:
-    """A server in the place of the SuperLink: it answers everything, and remembers what it was asked."""
+class Upstream:
+    """A server in place of the SuperLink. It answers every request and records it."""
 
     address: str = ""
     paths: list[str] = field(default_factory=list)
@@ -41,24 +43,24 @@ class Behind:
 
 
 @contextmanager
-def answering(behind: Behind) -> Iterator[None]:
+def run_upstream(upstream: Upstream) -> Iterator[None]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
-            behind.paths.append(self.path)
-            behind.headers.append({name.lower(): value for name, value in self.headers.items()})
+            upstream.paths.append(self.path)
+            upstream.headers.append({name.lower(): value for name, value in self.headers.items()})
             left, pieces = int(self.headers["content-length"]), []
             while left:
                 pieces.append(self.rfile.read1(min(left, 1 << 16)))
                 left -= len(pieces[-1])
-                behind.first_piece.set()
-            behind.bodies.append(b"".join(pieces))
+                upstream.first_piece.set()
+            upstream.bodies.append(b"".join(pieces))
             self.send_response(200)
             self.send_header("content-type", PROTOBUF)
-            self.send_header("content-length", str(len(behind.reply)))
+            self.send_header("content-length", str(len(upstream.reply)))
             self.end_headers()
-            self.wfile.write(behind.reply)
+            self.wfile.write(upstream.reply)
 
         do_GET = do_PUT = do_POST  # noqa: N815
 
@@ -66,7 +68,7 @@ def answering(behind: Behind) -> Iterator[None]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    behind.address = f"http://127.0.0.1:{server.server_address[1]}"
+    upstream.address = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
@@ -78,34 +80,34 @@ def answering(behind: Behind) -> Iterator[None]:
 
 
 @dataclass
-class Door:
-    """A gateway with TLS, a registry with one site in it, and what it said."""
+class Setup:
+    """A gateway with TLS, a registry with one site, and the gateway's notices."""
 
-    gate: Gateway
-    behind: Behind
-    sites: Registry
-    authority: keys.Authority
+    gateway: Gateway
+    upstream: Upstream
+    registry: SiteRegistry
+    certificates: CertificateFolder
     key: keys.PublicKey
-    said: list[str]
+    notices: list[str]
 
     @property
     def headers(self) -> dict[str, str]:
-        return {"content-type": PROTOBUF, "flwr-public-key": base64.b64encode(self.key.encoded).decode()}
+        return {"content-type": PROTOBUF, "flwr-public-key": base64.b64encode(self.key.pem).decode()}
 
     def url(self, path: str) -> str:
-        return f"https://127.0.0.1:{self.gate.port}{path}"
+        return f"https://127.0.0.1:{self.gateway.port}{path}"
 
     def post(self, path: str, content: bytes = b"", **headers: str) -> httpx.Response:
         names = {name.replace("_", "-"): value for name, value in headers.items()}
-        with httpx.Client(verify=trusting(self.authority.certificate), trust_env=False) as client:
+        with httpx.Client(verify=tls_context(self.certificates.authority), trust_env=False) as client:
             return client.post(self.url(path), content=content, headers={**self.headers, **names})
 
     def connect(self) -> ssl.SSLSocket:
-        plain = socket.create_connection(("127.0.0.1", self.gate.port), timeout=10)
-        return trusting(self.authority.certificate).wrap_socket(plain, server_hostname="127.0.0.1")
+        plain = socket.create_connection(("127.0.0.1", self.gateway.port), timeout=10)
+        return tls_context(self.certificates.authority).wrap_socket(plain, server_hostname="127.0.0.1")
 
     def raw(self, request: bytes) -> bytes:
-        """Bytes as they are, and all that comes back."""
+        """Send bytes unchanged. Return all bytes of the answer."""
         with self.connect() as line:
             line.sendall(request)
             answer = b""
@@ -115,70 +117,70 @@ class Door:
 
 
 @contextmanager
-def opened(folder: Path) -> Iterator[Door]:
-    behind, said = Behind(), list[str]()
-    with answering(behind):
-        authority = keys.new_authority(folder, [])
-        sites = Registry(folder)
-        key = keys.read_public_key(keys.new_node_key(folder, "north").public)
-        sites.admit("north", key)
-        gate = Gateway(
+def open_gateway(folder: Path) -> Iterator[Setup]:
+    upstream, notices = Upstream(), list[str]()
+    with run_upstream(upstream):
+        certificates = create_authority(folder, [])
+        registry = SiteRegistry(folder)
+        key = keys.read_public_key(keys.create_site_key(folder, "north").public)
+        registry.admit("north", key)
+        gateway = Gateway(
             "127.0.0.1",
             0,
-            behind.address,
-            certificate=authority.server_certificate,
-            key=authority.server_key,
+            upstream.address,
+            certificate=certificates.server,
+            key=certificates.server_key,
             authority=None,
-            standing=sites.standing,
-            say=said.append,
+            status_of_key=registry.status,
+            notify=notices.append,
         )
-        gate.start()
+        gateway.start()
         try:
-            yield Door(gate, behind, sites, authority, key, said)
+            yield Setup(gateway, upstream, registry, certificates, key, notices)
         finally:
-            gate.stop()
+            gateway.stop()
 
 
 @pytest.fixture
-def door(tmp_path: Path) -> Iterator[Door]:
-    with opened(tmp_path) as made:
-        yield made
+def setup(tmp_path: Path) -> Iterator[Setup]:
+    with open_gateway(tmp_path) as setup:
+        yield setup
 
 
-def test_what_sites_need_passes_whole(door: Door) -> None:
+def test_requests_and_answers_are_forwarded_unchanged(setup: Setup) -> None:
     content = bytes(range(256)) * (20 << 12)  # 20 MiB
-    door.behind.reply = content[::-1]
-    answer = door.post("/v1/fleet/push-object", content, flwr_signature="abc")
+    setup.upstream.reply = content[::-1]
+    answer = setup.post("/v1/fleet/push-object", content, flwr_signature="abc")
     assert answer.status_code == 200 and answer.content == content[::-1]
     assert answer.headers["content-type"] == PROTOBUF
-    assert door.behind.bodies == [content]
-    assert door.behind.headers[0]["flwr-signature"] == "abc"
-    assert door.behind.headers[0]["flwr-public-key"] == door.headers["flwr-public-key"]
-    assert (door.gate.counts.from_sites, door.gate.counts.to_sites) == (len(content), len(content))
-    assert door.gate.counts.requests == {"push-object": 1}
+    assert setup.upstream.bodies == [content]
+    assert setup.upstream.headers[0]["flwr-signature"] == "abc"
+    assert setup.upstream.headers[0]["flwr-public-key"] == setup.headers["flwr-public-key"]
+    assert (setup.gateway.counts.from_sites, setup.gateway.counts.to_sites) == (len(content), len(content))
+    assert setup.gateway.counts.requests == {"push-object": 1}
 
 
 @pytest.mark.parametrize("path", sorted(SITE_PATHS))
-def test_every_open_path(door: Door, path: bytes) -> None:
-    assert door.post(path.decode(), b"x").content == b"fine"
-    assert door.behind.paths == [path.decode()]
+def test_every_allowed_path(setup: Setup, path: bytes) -> None:
+    assert setup.post(path.decode(), b"x").content == b"fine"
+    assert setup.upstream.paths == [path.decode()]
 
 
-def test_nothing_is_gathered_in_memory(door: Door) -> None:
-    """The first half of a request is on the other side before the second half is sent."""
+def test_bodies_are_streamed(setup: Setup) -> None:
+    """The first half of a request reaches the other side before the second half is sent."""
     half = b"x" * (1 << 20)
     head = f"POST /v1/fleet/push-object HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {2 * len(half)}\r\n"
-    head += "".join(f"{name}: {value}\r\n" for name, value in door.headers.items()) + "Connection: close\r\n\r\n"
-    with door.connect() as line:
+    head += "".join(f"{name}: {value}\r\n" for name, value in setup.headers.items()) + "Connection: close\r\n\r\n"
+    with setup.connect() as line:
         line.sendall(head.encode() + half)
-        assert door.behind.first_piece.wait(20)
+        assert setup.upstream.first_piece.wait(20)
         line.sendall(half)
         assert line.recv(1 << 16).startswith(b"HTTP/1.1 200")
-    assert door.behind.bodies == [2 * half]
+    assert setup.upstream.bodies == [2 * half]
 
 
 HEAD = b"\r\nHost: 127.0.0.1\r\nContent-Type: application/protobuf\r\nContent-Length: 0\r\nConnection: close\r\n"
-NASTY = [
+FORBIDDEN = [
     b"POST /v1/control/start-run HTTP/1.1",
     b"POST /v1/control/register-node HTTP/1.1",
     b"POST /v1/runtime/acquire-task HTTP/1.1",
@@ -217,17 +219,17 @@ NASTY = [
 ]
 
 
-def test_tricks_are_refused_and_reach_nobody(door: Door) -> None:
-    key = b"flwr-public-key: " + door.headers["flwr-public-key"].encode() + b"\r\n\r\n"
-    for line in NASTY:
-        status = door.raw(line + HEAD + key).split(b"\r\n", 1)[0]
+def test_forbidden_requests_are_not_forwarded(setup: Setup) -> None:
+    key = b"flwr-public-key: " + setup.headers["flwr-public-key"].encode() + b"\r\n\r\n"
+    for line in FORBIDDEN:
+        status = setup.raw(line + HEAD + key).split(b"\r\n", 1)[0]
         assert status in (b"HTTP/1.1 403 Forbidden", b"HTTP/1.1 400 Bad Request"), (line, status)
-    assert door.behind.paths == []
-    assert door.raw(b"POST /v1/fleet/pull-messages HTTP/1.1" + HEAD + key).startswith(b"HTTP/1.1 200")
+    assert setup.upstream.paths == []
+    assert setup.raw(b"POST /v1/fleet/pull-messages HTTP/1.1" + HEAD + key).startswith(b"HTTP/1.1 200")
 
 
-def test_smuggled_requests_reach_nobody(door: Door) -> None:
-    key = b"flwr-public-key: " + door.headers["flwr-public-key"].encode() + b"\r\n"
+def test_smuggled_requests_are_not_forwarded(setup: Setup) -> None:
+    key = b"flwr-public-key: " + setup.headers["flwr-public-key"].encode() + b"\r\n"
     line = b"POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/protobuf\r\n" + key
     hidden = b"POST /v1/control/start-run HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 0\r\n\r\n"
     chunked = b"Content-Length: %d\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n0\r\n\r\n" % (
@@ -238,31 +240,33 @@ def test_smuggled_requests_reach_nobody(door: Door) -> None:
     upgrade = b"Content-Length: 0\r\nUpgrade: websocket\r\nConnection: upgrade, close\r\n\r\n"
     two_keys = b"Content-Length: 0\r\nConnection: close\r\n" + key + b"\r\n"
     for rest in (chunked + hidden, twice + hidden, only_chunked, upgrade, two_keys):
-        status = door.raw(line + rest).split(b"\r\n", 1)[0]
+        status = setup.raw(line + rest).split(b"\r\n", 1)[0]
         assert status[9:12] in (b"400", b"403", b"411"), (rest, status)
-    assert "/v1/control/start-run" not in door.behind.paths
-    # one that follows a good request on the same connection is looked at like any other
-    answers = door.raw(
+    assert "/v1/control/start-run" not in setup.upstream.paths
+    # a second request on the same connection is checked like the first
+    answers = setup.raw(
         line + b"Content-Length: 0\r\n\r\n" + hidden.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
     )
     assert answers.count(b"HTTP/1.1 200 OK") == 1 and answers.count(b"HTTP/1.1 403 Forbidden") == 1
-    assert "/v1/control/start-run" not in door.behind.paths
+    assert "/v1/control/start-run" not in setup.upstream.paths
 
 
-def test_other_hosts_and_kinds_are_refused(door: Door) -> None:
+def test_other_hosts_and_content_types_are_refused(setup: Setup) -> None:
     path = "/v1/fleet/pull-messages"
-    assert door.post(path, host="evil.example").json()["detail"] == "'evil.example' is not a name of this coordinator"
-    assert door.post(path, host="localhost:1").status_code == 200
-    assert door.post(path, content_type="application/json").status_code == 403
-    assert len(door.behind.paths) == 1
+    assert (
+        setup.post(path, host="evil.example").json()["detail"] == "'evil.example' is not a name of this coordinator"
+    )
+    assert setup.post(path, host="localhost:1").status_code == 200
+    assert setup.post(path, content_type="application/json").status_code == 403
+    assert len(setup.upstream.paths) == 1
 
 
-def test_long_requests_are_refused_before_they_are_read(door: Door) -> None:
+def test_large_requests_are_refused_before_they_are_read(setup: Setup) -> None:
     request = f"POST /v1/fleet/push-object HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {(64 << 20) + 1}\r\n"
-    request += "".join(f"{name}: {value}\r\n" for name, value in door.headers.items()) + "Connection: close\r\n\r\n"
-    answer = door.raw(request.encode())
+    request += "".join(f"{name}: {value}\r\n" for name, value in setup.headers.items()) + "Connection: close\r\n\r\n"
+    answer = setup.raw(request.encode())
     assert answer.startswith(b"HTTP/1.1 413") and b"is longer than the 67108864 allowed" in answer
-    assert door.behind.paths == []
+    assert setup.upstream.paths == []
 
 
 PATHS = st.one_of(
@@ -276,10 +280,10 @@ PATHS = st.one_of(
 
 @settings(max_examples=200, deadline=None)
 @given(path=PATHS)
-def test_only_the_listed_paths_pass(path: bytes) -> None:
+def test_only_listed_paths_are_admitted(path: bytes) -> None:
     headers = [(b"content-type", PROTOBUF.encode()), (b"content-length", b"0")]
     scope: Scope = {"raw_path": path, "method": "POST", "query_string": b"", "headers": headers}
-    rules = Rules(standing=lambda key: ("admitted", "north"))
+    rules = AdmissionRules(status_of_key=lambda key: ("admitted", "north"))
     if path in SITE_PATHS:
         rules.check(scope)
     else:
@@ -291,105 +295,105 @@ def test_only_the_listed_paths_pass(path: bytes) -> None:
 # keys
 
 
-def test_keys_that_are_not_admitted(door: Door, tmp_path: Path) -> None:
-    stranger = keys.read_public_key(keys.new_node_key(tmp_path, "stranger").public)
-    other = base64.b64encode(stranger.encoded).decode()
+def test_keys_that_are_not_admitted(setup: Setup, tmp_path: Path) -> None:
+    stranger = keys.read_public_key(keys.create_site_key(tmp_path, "stranger").public)
+    other = base64.b64encode(stranger.pem).decode()
     for wrong in (other, "", "%%%"):
-        answer = door.post("/v1/fleet/pull-messages", flwr_public_key=wrong)
+        answer = setup.post("/v1/fleet/pull-messages", flwr_public_key=wrong)
         assert answer.status_code == 401 and "is not known to the coordinator" in answer.json()["detail"]
-    assert door.post("/v1/fleet/activate-node", flwr_public_key=other).status_code == 400
-    assert door.post("/v1/fleet/pull-messages").status_code == 200
-    door.sites.revoke("north")
-    answer = door.post("/v1/fleet/pull-messages")
+    assert setup.post("/v1/fleet/activate-node", flwr_public_key=other).status_code == 400
+    assert setup.post("/v1/fleet/pull-messages").status_code == 200
+    setup.registry.revoke("north")
+    answer = setup.post("/v1/fleet/pull-messages")
     assert answer.status_code == 401
     assert answer.json()["detail"] == "the key of site 'north' has been revoked by the coordinator"
-    assert len(door.behind.paths) == 1
-    assert door.gate.counts.refused == 5
+    assert len(setup.upstream.paths) == 1
+    assert setup.gateway.counts.refused == 5
 
 
-def test_standing_is_told(door: Door) -> None:
-    with httpx.Client(verify=trusting(door.authority.certificate), trust_env=False) as client:
-        answer = client.get(door.url("/v1/polyfed/standing"), headers=door.headers).json()
+def test_a_site_can_ask_for_its_status(setup: Setup) -> None:
+    with httpx.Client(verify=tls_context(setup.certificates.authority), trust_env=False) as client:
+        answer = client.get(setup.url("/v1/polyfed/standing"), headers=setup.headers).json()
         assert (answer["standing"], answer["name"]) == ("admitted", "north")
-        assert client.get(door.url("/v1/polyfed/standing")).json()["standing"] == "unknown"
-    assert door.behind.paths == []
+        assert client.get(setup.url("/v1/polyfed/standing")).json()["standing"] == "unknown"
+    assert setup.upstream.paths == []
 
 
-def test_the_log_is_not_flooded(door: Door) -> None:
+def test_equal_notices_are_not_repeated(setup: Setup) -> None:
     for _ in range(5):
-        door.post("/v1/control/start-run")
-    door.post("/v1/control/stop-run")
-    why = "is not open to the outside; only the fleet interface is"
-    assert door.said == [
-        f"refused a request from 127.0.0.1: '/v1/control/{what}' {why}" for what in ("start-run", "stop-run")
+        setup.post("/v1/control/start-run")
+    setup.post("/v1/control/stop-run")
+    reason = "is not open to the outside; only the fleet interface is"
+    assert setup.notices == [
+        f"refused a request from 127.0.0.1: '/v1/control/{command}' {reason}" for command in ("start-run", "stop-run")
     ]
 
 
-# what goes wrong
+# errors
 
 
-def test_a_superlink_that_is_away(tmp_path: Path) -> None:
-    with opened(tmp_path) as door:
+def test_a_superlink_that_does_not_run(tmp_path: Path) -> None:
+    with open_gateway(tmp_path) as setup:
         pass
-    gate = Gateway(
+    gateway = Gateway(
         "127.0.0.1",
         0,
-        door.behind.address,
+        setup.upstream.address,
         certificate=None,
         key=None,
         authority=None,
-        standing=None,
-        say=door.said.append,
+        status_of_key=None,
+        notify=setup.notices.append,
     )
-    gate.start()
+    gateway.start()
     try:
-        url = f"http://127.0.0.1:{gate.port}/v1/fleet/pull-messages"
+        url = f"http://127.0.0.1:{gateway.port}/v1/fleet/pull-messages"
         answer = httpx.post(url, headers={"content-type": PROTOBUF}, trust_env=False)
         assert answer.status_code == 502 and answer.json()["detail"] == "the coordinator is not ready; try again"
     finally:
-        gate.stop()
+        gateway.stop()
 
 
-def test_without_keys_sites_register_themselves_and_still_nothing_else(tmp_path: Path) -> None:
-    behind = Behind()
-    with answering(behind):
-        gate = Gateway(
+def test_without_keys_sites_may_register_themselves_and_nothing_more(tmp_path: Path) -> None:
+    upstream = Upstream()
+    with run_upstream(upstream):
+        gateway = Gateway(
             "127.0.0.1",
             0,
-            behind.address,
+            upstream.address,
             certificate=None,
             key=None,
             authority=None,
-            standing=None,
-            say=lambda _: None,
+            status_of_key=None,
+            notify=lambda _: None,
         )
-        gate.start()
+        gateway.start()
         try:
-            url = f"http://127.0.0.1:{gate.port}/v1"
+            url = f"http://127.0.0.1:{gateway.port}/v1"
             post = {"headers": {"content-type": PROTOBUF}, "trust_env": False}
             assert httpx.post(f"{url}/fleet/register-node", **post).status_code == 200  # type: ignore[arg-type]
             assert httpx.post(f"{url}/control/start-run", **post).status_code == 403  # type: ignore[arg-type]
             assert httpx.get(f"{url}/polyfed/standing", trust_env=False).status_code == 403
         finally:
-            gate.stop()
-    assert behind.paths == ["/v1/fleet/register-node"]
+            gateway.stop()
+    assert upstream.paths == ["/v1/fleet/register-node"]
 
 
 def test_too_many_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway, "MOST_CONNECTIONS", 2)
-    with opened(tmp_path) as door, door.connect(), door.connect():
-        assert door.post("/v1/fleet/pull-messages").status_code == 503
+    monkeypatch.setattr(gateway_module, "MAX_CONNECTIONS", 2)
+    with open_gateway(tmp_path) as setup, setup.connect(), setup.connect():
+        assert setup.post("/v1/fleet/pull-messages").status_code == 503
 
 
-def test_a_port_that_is_taken(door: Door) -> None:
-    with pytest.raises(InputError, match=f"127.0.0.1:{door.gate.port} cannot be listened on"):
+def test_a_port_in_use(setup: Setup) -> None:
+    with pytest.raises(InputError, match=f"cannot listen on 127.0.0.1:{setup.gateway.port}"):
         Gateway(
             "127.0.0.1",
-            door.gate.port,
-            door.behind.address,
+            setup.gateway.port,
+            setup.upstream.address,
             certificate=None,
             key=None,
             authority=None,
-            standing=None,
-            say=lambda _: None,
+            status_of_key=None,
+            notify=lambda _: None,
         )

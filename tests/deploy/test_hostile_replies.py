@@ -1,4 +1,4 @@
-"""Whatever one site sends is that site's failure: it never ends a run, and never holds up the others."""
+"""Invalid replies of a site are failures of that site. They never end a run, and never delay other sites."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.deploy.direct import OWN_SETTING
+from tests.deploy.direct_link import OWN_SETTING
 from tests.deploy.flower_names import (
     ConfirmMessageReceivedRequest,
     ConfirmMessageReceivedResponse,
@@ -37,24 +37,24 @@ from polyfed.deploy.flower_adapter import (
     PullAppMessagesRequest,
     RecordDict,
 )
-from polyfed.deploy.messages import from_message, to_record
+from polyfed.deploy.messages import from_flower_message, to_record_dict
 from polyfed.deploy.offers import Offer
-from polyfed.deploy.reply_download import Replies
-from polyfed.deploy.site_link import opened
-from polyfed.deploy.site_run import checker
-from polyfed.engines.flower import Parcel, answer_of
+from polyfed.deploy.reply_download import ReplyDownloader
+from polyfed.deploy.site_link import unwrap_reply
+from polyfed.deploy.site_run import offer_checker
+from polyfed.engines.flower import SiteMessage, parse_reply
 from polyfed.errors import InputError, PayloadError
 from polyfed.models import build
 
-# what a reply says of itself
+# answers
 
-TO = "0" * 64
+DIGEST = "0" * 64
 FIT = {"loss": 1.5, "samples": 10, "steps": 2}
-SOUND = {"client": "ben", "failure": None, "digest": "d", "seconds": 1.0, "trained": [FIT]}
+VALID = {"client": "ben", "failure": None, "digest": "d", "seconds": 1.0, "trained": [FIT]}
 
 
-def test_a_sound_answer_is_taken() -> None:
-    answer = answer_of("ben", Parcel({"to": TO, "answer": SOUND}, {"frame": b"f"}), TO)
+def test_a_valid_answer() -> None:
+    answer = parse_reply("ben", SiteMessage({"to": DIGEST, "answer": VALID}, {"frame": b"f"}), DIGEST)
     assert (answer.failure, answer.frame, answer.trained[0].loss, answer.seconds) == (None, b"f", 1.5, 1.0)
 
 
@@ -83,21 +83,21 @@ def test_a_sound_answer_is_taken() -> None:
         {"failure": "raised"},
     ],
 )
-def test_an_answer_with_wrong_facts_is_refused(changed: dict[str, Any]) -> None:
-    answer = answer_of("ben", Parcel({"to": TO, "answer": {**SOUND, **changed}}), TO)
+def test_an_invalid_answer_is_refused(changed: dict[str, Any]) -> None:
+    answer = parse_reply("ben", SiteMessage({"to": DIGEST, "answer": {**VALID, **changed}}), DIGEST)
     assert answer.failure is not None and answer.failure.kind == "refused"
     assert answer.client == "ben" and answer.trained == () and answer.seconds == 0.0
 
 
-def test_a_site_whose_disk_is_full_ends_nothing() -> None:
-    told = {"kind": "storage", "message": "no room", "detail": ""}
-    answer = answer_of("ben", Parcel({"to": TO, "answer": {**SOUND, "failure": told}}), TO)
+def test_a_full_disk_of_a_site_does_not_end_the_run() -> None:
+    failure = {"kind": "storage", "message": "no room", "detail": ""}
+    answer = parse_reply("ben", SiteMessage({"to": DIGEST, "answer": {**VALID, "failure": failure}}), DIGEST)
     assert answer.failure == Failure("unavailable", "no room")
 
 
-def test_a_loss_that_is_not_finite_is_what_training_came_to() -> None:
+def test_a_loss_that_is_not_finite_is_valid() -> None:
     fit = {**FIT, "loss": math.inf}
-    answer = answer_of("ben", Parcel({"to": TO, "answer": {**SOUND, "trained": [fit]}}), TO)
+    answer = parse_reply("ben", SiteMessage({"to": DIGEST, "answer": {**VALID, "trained": [fit]}}), DIGEST)
     assert answer.failure is None and math.isnan(answer.trained[0].loss)
 
 
@@ -116,11 +116,11 @@ def test_a_loss_that_is_not_finite_is_what_training_came_to() -> None:
         {"anything": {"correct": 1, "total": 3}},
     ],
 )
-def test_an_evaluation_with_wrong_counts_is_refused(counts: Any) -> None:
+def test_invalid_evaluation_counts_are_refused(counts: Any) -> None:
     with pytest.raises(PayloadError):
         _right_answers(encode(counts).data, 1 << 20, frozenset({"personal"}))
-    good = encode({"personal": {"correct": 1, "total": 3}}).data
-    assert _right_answers(good, 1 << 20, frozenset({"personal"})) == {"personal": (1, 3)}
+    valid = encode({"personal": {"correct": 1, "total": 3}}).data
+    assert _right_answers(valid, 1 << 20, frozenset({"personal"})) == {"personal": (1, 3)}
 
 
 BEN = Profile("ben", "tiny", (), (), 4, 3, 10)
@@ -139,7 +139,7 @@ BEN = Profile("ben", "tiny", (), (), 4, 3, 10)
         ("signatures", {"signatures": {"features": torch.zeros(2, 3)}}),
     ],
 )
-def test_a_look_that_shows_something_else_is_refused(what: Any, seen: Any) -> None:
+def test_an_invalid_probe_is_refused(what: Any, seen: Any) -> None:
     from polyfed.core.payload import Payload
 
     with pytest.raises(PayloadError):
@@ -174,54 +174,55 @@ OFFER = Offer(
         {"unknown": 1},
     ],
 )
-def test_an_absurd_offer_is_one_sentence(changed: dict[str, Any]) -> None:
-    check = checker(parse(OWN_SETTING))
+def test_an_absurd_offer_is_refused(changed: dict[str, Any]) -> None:
+    check = offer_checker(parse(OWN_SETTING))
     check("ben", OFFER)
     with pytest.raises(InputError):
         check("ben", {**OFFER, "profile": {**OFFER["profile"], **changed}})
 
 
-def test_a_site_that_is_not_of_this_run_has_nothing_to_offer() -> None:
-    with pytest.raises(InputError, match="not one of this run's: ana, ben, cleo"):
-        checker(parse(OWN_SETTING))("dora", OFFER)
+def test_a_site_that_is_not_part_of_the_run_is_refused() -> None:
+    with pytest.raises(InputError, match="not part of this run; its sites are ana, ben, cleo"):
+        offer_checker(parse(OWN_SETTING))("dora", OFFER)
 
 
-# replies as Flower carries them
+# replies in pieces
 
 
 class SuperLink:
-    """Keeps replies and their pieces as a SuperLink does."""
+    """Stores replies and their pieces, as a SuperLink does."""
 
     def __init__(self) -> None:
         self.replies: dict[str, tuple[Message, ObjectTree]] = {}
         self.pieces: dict[str, bytes] = {}
         self.confirmed: list[str] = []
 
-    def put(self, letter: str, head: dict[str, Any], said: str | None = None) -> Message:
-        """A site's reply to `letter`, which itself says that it answers `said`."""
-        meta = Metadata(1, "", 2, 1, said or letter, "", 0.0, 60.0, "query.polyfed")
+    def put(self, message_id: str, header: dict[str, Any], claimed: str | None = None) -> Message:
+        """Store a site's reply to a message. The reply itself may claim to answer another one."""
+        meta = Metadata(1, "", 2, 1, claimed or message_id, "", 0.0, 60.0, "query.polyfed")
         message: Message = make_message(
-            metadata=meta, content=to_record(Parcel(head, {"frame": letter.encode() * 9}))
+            metadata=meta, content=to_record_dict(SiteMessage(header, {"frame": message_id.encode() * 9}))
         )
         self.pieces.update({number: part.deflate() for number, part in get_all_nested_objects(message).items()})
-        self.replies[letter] = (message, get_object_tree(message))
+        self.replies[message_id] = (message, get_object_tree(message))
         return message
 
     def PullMessages(self, request: PullAppMessagesRequest) -> PullAppMessagesResponse:  # noqa: N802
-        found = [(letter, *self.replies.pop(letter)) for letter in request.message_ids if letter in self.replies]
-        heads = []
-        for letter, _, tree in found:
+        present = [id_ for id_ in request.message_ids if id_ in self.replies]
+        replies = [(id_, *self.replies.pop(id_)) for id_ in present]
+        headers = []
+        for message_id, _, tree in replies:
             outer = make_message(
-                metadata=Metadata(1, tree.object_id, 2, 1, letter, "", 0.0, 60.0, "query.polyfed"),
+                metadata=Metadata(1, tree.object_id, 2, 1, message_id, "", 0.0, 60.0, "query.polyfed"),
                 content=RecordDict(),
             )
-            heads.append(message_to_proto(outer))
-        return PullAppMessagesResponse(messages_list=heads, message_object_trees=[tree for _, _, tree in found])
+            headers.append(message_to_proto(outer))
+        return PullAppMessagesResponse(messages_list=headers, message_object_trees=[tree for _, _, tree in replies])
 
     def PullObject(self, request: PullObjectRequest) -> PullObjectResponse:  # noqa: N802
         content = self.pieces.get(request.object_id)
-        there = content is not None
-        return PullObjectResponse(object_found=True, object_available=there, object_content=content or b"")
+        available = content is not None
+        return PullObjectResponse(object_found=True, object_available=available, object_content=content or b"")
 
     def ConfirmMessageReceived(  # noqa: N802
         self, request: ConfirmMessageReceivedRequest
@@ -230,65 +231,66 @@ class SuperLink:
         return ConfirmMessageReceivedResponse()
 
 
-def replies(link: SuperLink, limit: int = 1 << 20) -> Replies:
-    return Replies(link, Node(node_id=1), 1, limit)  # type: ignore[arg-type]
+def downloader(link: SuperLink, limit: int = 1 << 20) -> ReplyDownloader:
+    return ReplyDownloader(link, Node(node_id=1), 1, limit)  # type: ignore[arg-type]
 
 
-def test_a_reply_whose_pieces_do_not_come_holds_up_nobody() -> None:
+def test_missing_pieces_of_a_reply_do_not_delay_others() -> None:
     link = SuperLink()
     link.put("to ana", {"from": "ana"})
     ana = dict(link.pieces)
     link.put("to ben", {"from": "ben"})
     missing = {number: link.pieces.pop(number) for number in ana}
-    looks = replies(link)
-    assert looks.arrived(["to ana", "to ben"]).keys() == {"to ben"}
-    assert looks.arrived(["to ana"]) == {}
+    download = downloader(link)
+    assert download.poll(["to ana", "to ben"]).keys() == {"to ben"}
+    assert download.poll(["to ana"]) == {}
     link.pieces.update(missing)
-    (message,) = looks.arrived(["to ana"]).values()
-    assert isinstance(message, Message) and from_message(message).head == {"from": "ana"}
+    (message,) = download.poll(["to ana"]).values()
+    assert isinstance(message, Message) and from_flower_message(message).header == {"from": "ana"}
     assert len(link.confirmed) == 2
 
 
-def test_a_reply_counts_for_the_letter_that_the_superlink_names() -> None:
+def test_the_superlink_decides_which_message_a_reply_answers() -> None:
     link = SuperLink()
-    link.put("to ben", {"from": "ben"}, said="to ana")
-    came = replies(link).arrived(["to ana", "to ben"])
-    assert list(came) == ["to ben"]
+    link.put("to ben", {"from": "ben"}, claimed="to ana")
+    received = downloader(link).poll(["to ana", "to ben"])
+    assert list(received) == ["to ben"]
 
 
 def broken_body(link: SuperLink) -> None:
-    """The settings' piece, with a body that is no protobuf: a SuperLink lets it pass."""
+    """Replace the body of the config record by bytes that are not protobuf. A SuperLink accepts it."""
     for number, piece in link.pieces.items():
         if piece.startswith(b"ConfigRecord"):
             head, _, body = piece.partition(b"\0")
             link.pieces[number] = head + b"\0" + b"\xff" * len(body)
 
 
-def other_kind(link: SuperLink) -> None:
+def unknown_class(link: SuperLink) -> None:
     for number, piece in link.pieces.items():
         if piece.startswith(b"Message"):
             link.pieces[number] = piece.replace(b"Message", b"Nothing", 1)
 
 
-def without_divider(link: SuperLink) -> None:
+def without_separator(link: SuperLink) -> None:
     for number in link.pieces:
         link.pieces[number] = b"nothing"
 
 
-@pytest.mark.parametrize("spoil", [broken_body, other_kind, without_divider])
-def test_a_reply_that_flower_cannot_read_is_refused_alone(spoil: Callable[[SuperLink], None]) -> None:
+@pytest.mark.parametrize("damage", [broken_body, unknown_class, without_separator])
+def test_only_the_unreadable_reply_is_refused(damage: Callable[[SuperLink], None]) -> None:
     bad, good = SuperLink(), SuperLink()
     bad.put("to ben", {"from": "ben"})
-    spoil(bad)
+    damage(bad)
     good.put("to ana", {"from": "ana"})
     bad.replies.update(good.replies)
     bad.pieces.update(good.pieces)
-    came = {letter: opened(reply) for letter, reply in replies(bad).arrived(["to ben", "to ana"]).items()}
-    assert isinstance(came["to ben"], Failure) and came["to ben"].kind == "refused"
-    assert isinstance(came["to ana"], Parcel)
+    polled = downloader(bad).poll(["to ben", "to ana"])
+    received = {message_id: unwrap_reply(reply) for message_id, reply in polled.items()}
+    assert isinstance(received["to ben"], Failure) and received["to ben"].kind == "refused"
+    assert isinstance(received["to ana"], SiteMessage)
 
 
-def test_a_reply_is_no_longer_than_allowed() -> None:
+def test_a_reply_that_is_too_large_is_refused() -> None:
     link = SuperLink()
     meta = Metadata(1, "", 2, 1, "to ben", "", 0.0, 60.0, "query.polyfed")
     large = Array("uint8", (3 << 20,), "polyfed", bytes(3 << 20))
@@ -296,12 +298,12 @@ def test_a_reply_is_no_longer_than_allowed() -> None:
     message: Message = make_message(metadata=meta, content=content)
     link.pieces = {number: part.deflate() for number, part in get_all_nested_objects(message).items()}
     link.replies["to ben"] = (message, get_object_tree(message))
-    came = replies(link, 1000).arrived(["to ben"])["to ben"]
-    assert isinstance(came, Failure) and "larger than the" in came.message
+    reply = downloader(link, 1000).poll(["to ben"])["to ben"]
+    assert isinstance(reply, Failure) and "larger than the" in reply.message
 
 
-def test_a_piece_that_is_named_often_counts_as_often() -> None:
-    """A few bytes that say they are gigabytes."""
+def test_a_repeated_piece_counts_every_time() -> None:
+    """A few bytes could otherwise expand to gigabytes."""
     link = SuperLink()
     link.put("to ben", {"from": "ben"})
     for number, piece in list(link.pieces.items()):
@@ -310,5 +312,5 @@ def test_a_piece_that_is_named_often_counts_as_often() -> None:
             many = body.replace(b'"arraychunk_ids": [0]', b'"arraychunk_ids": [' + b", ".join([b"0"] * 50_000) + b"]")
             assert many != body
             link.pieces[number] = head + b"\0" + many
-    came = replies(link, 1000).arrived(["to ben"])["to ben"]
-    assert isinstance(came, Failure) and "pieces are repeated" in came.message
+    reply = downloader(link, 1000).poll(["to ben"])["to ben"]
+    assert isinstance(reply, Failure) and "it repeats pieces" in reply.message

@@ -1,4 +1,4 @@
-"""Sites with data and models of their own, and the coordinator that knows only what they tell."""
+"""Sites with their own data and models, and a coordinator that knows only their offers."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
 
 
-def pictures(folder: Path, classes: Sequence[str]) -> Path:
-    """An image folder: a class is a bright row."""
+def image_folder(folder: Path, classes: Sequence[str]) -> Path:
+    """Write an image folder. The class of an image is the position of a bright row."""
     for name in classes:
         (folder / "train" / name).mkdir(parents=True)
         for k in range(8):
@@ -63,7 +63,7 @@ def pictures(folder: Path, classes: Sequence[str]) -> Path:
     return folder
 
 
-def arrays(folder: Path, labels: Sequence[int]) -> Path:
+def array_folder(folder: Path, labels: Sequence[int]) -> Path:
     folder.mkdir(parents=True)
     x = np.zeros((len(labels), 8, 8), np.uint8)
     for k, label in enumerate(labels):
@@ -73,8 +73,8 @@ def arrays(folder: Path, labels: Sequence[int]) -> Path:
 
 
 @dataclass
-class Apart:
-    """Every site with a host of its own."""
+class SeparateHosts:
+    """An engine with one host for each site."""
 
     hosts: dict[str, Host]
     concurrent = False
@@ -90,40 +90,44 @@ class Apart:
 
 
 def test_classes_of_folders_are_matched_by_name(tmp_path: Path) -> None:
-    data = load_own(pictures(tmp_path / "p", ["cat", "bee"]), shape=(1, 8, 8), class_names=tuple(CLASSES))
+    data = load_own(image_folder(tmp_path / "p", ["cat", "bee"]), shape=(1, 8, 8), class_names=tuple(CLASSES))
     assert data.classes == 3 and data.class_names == tuple(CLASSES)
     assert sorted(set(data.train.labels.tolist())) == [1, 2]  # bee and cat, as all sites count them
     bright = data.train.images[:, 0, :, 0].argmax(dim=1)  # the bright row is the class's place in the list
     assert torch.equal(bright[data.train.images[:, 0, :, 0].amax(dim=1) == 255], data.train.labels)
 
 
-def test_labels_without_names_are_places_in_the_list(tmp_path: Path) -> None:
-    data = load_own(arrays(tmp_path / "a", [0, 2, 2]), shape=(1, 8, 8), class_names=tuple(CLASSES))
+def test_labels_without_names_are_indices_of_the_class_names(tmp_path: Path) -> None:
+    data = load_own(array_folder(tmp_path / "a", [0, 2, 2]), shape=(1, 8, 8), class_names=tuple(CLASSES))
     assert data.train.labels.tolist() == [0, 2, 2] and data.classes == 3
 
 
-def test_the_same_folder_under_another_agreement_is_another_dataset(tmp_path: Path) -> None:
-    folder = pictures(tmp_path / "p", ["cat"])
+def test_other_class_names_give_other_labels(tmp_path: Path) -> None:
+    folder = image_folder(tmp_path / "p", ["cat"])
     assert set(load_own(folder, shape=(1, 8, 8), class_names=("ant", "cat")).train.labels.tolist()) == {1}
     assert set(load_own(folder, shape=(1, 8, 8), class_names=("cat", "ant")).train.labels.tolist()) == {0}
 
 
 @pytest.mark.parametrize(
-    ("make", "shape", "said"),
+    ("make", "shape", "message"),
     [
-        (lambda at: at / "nothing", (1, 8, 8), "there is no folder"),
-        (lambda at: pictures(at / "p", CLASSES[:1]).parent, (1, 8, 8), "no data was found in"),
-        (lambda at: arrays(at / "a", [0, 1]), (1, 9, 9), "are 1x8x8, but this federation has agreed on 1x9x9"),
-        (lambda at: arrays(at / "a", [0, 7]), (1, 8, 8), "found label 7, but with 3 classes"),
+        (lambda folder: folder / "nothing", (1, 8, 8), "there is no folder"),
+        (lambda folder: image_folder(folder / "p", CLASSES[:1]).parent, (1, 8, 8), "no data was found in"),
+        (
+            lambda folder: array_folder(folder / "a", [0, 1]),
+            (1, 9, 9),
+            "are 1x8x8, but this federation has agreed on 1x9x9",
+        ),
+        (lambda folder: array_folder(folder / "a", [0, 7]), (1, 8, 8), "found label 7, but with 3 classes"),
     ],
 )
-def test_data_that_does_not_fit_is_refused(tmp_path: Path, make: Any, shape: Any, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_data_that_do_not_match_are_refused(tmp_path: Path, make: Any, shape: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         load_own(make(tmp_path), shape=shape, class_names=tuple(CLASSES))
 
 
 def test_an_unknown_class_is_refused_by_name(tmp_path: Path) -> None:
-    folder = pictures(tmp_path / "p", ["ant"])
+    folder = image_folder(tmp_path / "p", ["ant"])
     (folder / "train" / "ant").rename(folder / "train" / "amt")
     with pytest.raises(InputError, match=r"has the class 'amt', which is unknown.*ant"):
         load_own(folder, shape=(1, 8, 8), class_names=tuple(CLASSES))
@@ -132,50 +136,52 @@ def test_an_unknown_class_is_refused_by_name(tmp_path: Path) -> None:
 def two_sites(tmp_path: Path, chosen: Config) -> dict[str, SiteFederation]:
     (tmp_path / "net.py").write_text(OWN_MODEL)
     return {
-        "east": load_site(chosen, "east", pictures(tmp_path / "p", ["ant", "cat"]), "tiny-cnn"),
-        "west": load_site(chosen, "west", arrays(tmp_path / "a", [0, 1, 1, 2, 2, 0, 1, 2]), str(tmp_path / "net.py")),
+        "east": load_site(chosen, "east", image_folder(tmp_path / "p", ["ant", "cat"]), "tiny-cnn"),
+        "west": load_site(
+            chosen, "west", array_folder(tmp_path / "a", [0, 1, 1, 2, 2, 0, 1, 2]), str(tmp_path / "net.py")
+        ),
     }
 
 
-def test_an_offer_survives_the_way(tmp_path: Path) -> None:
-    for made in two_sites(tmp_path, config()).values():
-        offer = made.offer()
+def test_an_offer_is_unchanged_after_transport(tmp_path: Path) -> None:
+    for site in two_sites(tmp_path, config()).values():
+        offer = site.offer()
         assert Offer.from_json(json.loads(json.dumps(offer.to_json()))) == offer
 
 
-@pytest.mark.parametrize("spoil", [{"profile": {}}, {"train": 3}, {"profile": None}])
-def test_an_unreadable_offer_is_one_sentence(tmp_path: Path, spoil: dict[str, Any]) -> None:
+@pytest.mark.parametrize("damage", [{"profile": {}}, {"train": 3}, {"profile": None}])
+def test_an_unreadable_offer_is_refused(tmp_path: Path, damage: dict[str, Any]) -> None:
     offer = two_sites(tmp_path, config())["east"].offer().to_json()
     with pytest.raises(InputError, match="the offer of a site is not readable"):
-        Offer.from_json({**offer, **spoil})
+        Offer.from_json({**offer, **damage})
 
 
-def test_a_run_between_sites_that_keep_their_data(tmp_path: Path) -> None:
+def test_a_run_over_sites_that_keep_their_data(tmp_path: Path) -> None:
     chosen = config()
     sites = two_sites(tmp_path, chosen)
-    plan = RemoteFederation(chosen, {name: made.offer() for name, made in sites.items()})
-    hosts = {n: Host(made, FolderStore(tmp_path / n), 1 << 30, 1 << 30) for n, made in sites.items()}
+    plan = RemoteFederation(chosen, {name: site.offer() for name, site in sites.items()})
+    hosts = {n: Host(site, FolderStore(tmp_path / n), 1 << 30, 1 << 30) for n, site in sites.items()}
     folder = RunFolder(tmp_path / "run")
     folder.create({**chosen.to_dict(), "name": "run", "versions": versions()})
-    result = Experiment(plan, folder, engine=Apart(hosts)).run()
+    result = Experiment(plan, folder, engine=SeparateHosts(hosts)).run()
     assert result["failures"] == []
     assert result["bytes"]["up"] > 0 and result["accuracy"]["personal"] is not None
-    assert result["accuracy"]["global"] is None  # nobody has a test set for all
-    assert not (tmp_path / "run" / "checkpoint" / "clients").exists()  # states are where their owners are
+    assert result["accuracy"]["global"] is None  # there is no common test set
+    assert not (tmp_path / "run" / "checkpoint" / "clients").exists()  # states stay at the sites
     assert list((tmp_path / "east").iterdir())
-    people = json.loads(folder.clients_file.read_text())
-    assert [c["model"] for c in people["clients"]] == ["tiny-cnn", "Sequential"]
+    metadata = json.loads(folder.clients_file.read_text())
+    assert [c["model"] for c in metadata["clients"]] == ["tiny-cnn", "Sequential"]
 
 
-def test_one_server_model_needs_models_that_the_server_can_build(tmp_path: Path) -> None:
+def test_a_server_model_needs_models_that_the_server_can_build(tmp_path: Path) -> None:
     chosen = config(method={"name": "fedavg"}, splitting="architecture")
-    offers = {name: made.offer() for name, made in two_sites(tmp_path, chosen).items()}
+    offers = {name: site.offer() for name, site in two_sites(tmp_path, chosen).items()}
     plan = RemoteFederation(chosen, offers)
     with pytest.raises(InputError, match="site west brings a model that only it can build"):
         plan.check(plan.profiles())
 
 
-def test_names_decide_the_clients_and_their_order() -> None:
+def test_names_determine_the_clients_and_their_order() -> None:
     named = config()
     assert named.client_names == ("east", "west")
     with pytest.raises(InputError, match="names has 1 entries for 2 clients"):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.deploy.direct import OWN_MODEL, OWN_SETTING, SETTING, own_data, run_over, sites
+from tests.deploy.direct_link import OWN_MODEL, OWN_SETTING, SETTING, make_sites, own_data, run_over
 
 from polyfed import api
 from polyfed.cli.app import main
@@ -16,10 +16,10 @@ from polyfed.core import ClassTable
 from polyfed.core.codec import decode, encode
 from polyfed.core.engine import Call, Task
 from polyfed.core.host import Host
-from polyfed.deploy.site import packed
+from polyfed.deploy.reply_cache import to_bytes
 from polyfed.deploy.site_federation import load_site
-from polyfed.deploy.site_process import own, rehearsal
-from polyfed.engines.flower import Parcel
+from polyfed.deploy.site_setup import own_data_setup, rehearsal_setup
+from polyfed.engines.flower import SiteMessage
 from polyfed.guards.privacy import PrivacyGuard
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.state_store import FolderStore
@@ -29,7 +29,7 @@ ASKED: dict[str, Any] = {"prototypes": {"clip": 1.0, "epsilon": 8.0, "delta": 1e
 
 def test_sites_in_rehearsal_send_what_the_serial_engine_sends(tmp_path: Path) -> None:
     setting = {**SETTING, "privacy": ASKED, "evaluate": {"every": 10, "record_uploads": ["ben"]}}
-    link = sites(tmp_path, {name: rehearsal(name) for name in ("ana", "ben")})
+    link = make_sites(tmp_path, {name: rehearsal_setup(name) for name in ("ana", "ben")})
     over = run_over(link, setting, tmp_path / "over")
     alone = api.run(setting, out=tmp_path / "alone")
     assert over["state_hash"] == alone["state_hash"] and over["privacy"] == alone["privacy"]
@@ -47,7 +47,9 @@ def test_a_site_of_its_own_has_noise_that_the_seed_does_not_tell(tmp_path: Path)
     left = []
     for turn in ("first", "second"):
         where = tmp_path / turn
-        link = sites(where, {name: own(name, path, model, where / name) for name, path in data.items()})
+        link = make_sites(
+            where, {name: own_data_setup(name, path, model, where / name) for name, path in data.items()}
+        )
         run_over(link, setting, tmp_path / turn / "over")
         (path,) = RunFolder(tmp_path / turn / "over").uploads("ana")
         left.append(decode(path.read_bytes()).table("prototypes").values)
@@ -118,23 +120,25 @@ def test_clean_rows_are_nowhere_in_what_leaves_a_site(tmp_path: Path, privacy: d
     """Not in the field, and not beside it; without privacy they are found. The state's digest is in neither."""
     (tmp_path / "model.py").write_text(OWN_MODEL)
     data = {name: own_data(tmp_path / "data" / name, k) for k, name in enumerate(("ana", "ben", "cleo"))}
-    brings = {n: own(n, path, str(tmp_path / "model.py"), tmp_path / "sites" / n) for n, path in data.items()}
-    link, left = sites(tmp_path / "sites", brings), []
+    setups = {
+        n: own_data_setup(n, path, str(tmp_path / "model.py"), tmp_path / "sites" / n) for n, path in data.items()
+    }
+    link, left = make_sites(tmp_path / "sites", setups), []
 
-    def kept(parcel: Parcel) -> Parcel:
-        left.append(packed(parcel))
-        return parcel
+    def record(message: SiteMessage) -> SiteMessage:
+        left.append(to_bytes(message))
+        return message
 
-    link.spoil = {"ana": kept}
+    link.modify = {"ana": record}
     setting = {**OWN_SETTING, "rounds": 1, "privacy": privacy}
     run_over(link, setting, tmp_path / "over")
     (state,) = (tmp_path / "sites" / "ana").glob("*/clients/ana.1")
-    client = brings["ana"](parse(setting))[0].make_client("ana")
+    client = setups["ana"](parse(setting))[0].make_client("ana")
     client.load(decode(state.read_bytes()).weights("model"))
     rows = client.class_means(client.model.features, client.profile.features).values
-    found = [row.numpy().tobytes() in parcel for row in rows for parcel in left]
+    found = [row.numpy().tobytes() in message for row in rows for message in left]
     assert len(rows) == 3 and any(found) == (privacy is None)
-    assert not any(state.read_bytes()[4:36].hex().encode() in parcel for parcel in left)
+    assert not any(state.read_bytes()[4:36].hex().encode() in message for message in left)
 
 
 def test_check_says_what_will_be_protected(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.config import parse
+from polyfed.deploy.certificates import create_authority
 from polyfed.deploy.coordinator import Coordinator
-from polyfed.deploy.keys import new_authority, new_node_key, read_public_key
-from polyfed.deploy.site_registry import Registry
+from polyfed.deploy.keys import create_site_key, read_public_key
+from polyfed.deploy.site_registry import SiteRegistry
 from polyfed.runs.folder import RunFolder
 
 
@@ -23,10 +24,10 @@ def rounds(folder: Path, settings: dict[str, Any], sites: int, count: int) -> tu
     """Seconds until the first round was done, and seconds of each round after it."""
     names = [f"site-{k}" for k in range(sites)]
     home = folder / "home"
-    new_authority(home, [])
-    registry = Registry(home)
+    create_authority(home, [])
+    registry = SiteRegistry(home)
     for name in names:
-        registry.admit(name, read_public_key(new_node_key(folder, name).public))
+        registry.admit(name, read_public_key(create_site_key(folder, name).public))
     config = parse({**settings, "clients": sites, "names": names, "rounds": count + 1, "engine": {"timeout": 300.0}})
     started = time.perf_counter()
     with Coordinator(home, lambda sentence: None) as coordinator, contextlib.ExitStack() as ends:

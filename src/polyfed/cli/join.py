@@ -11,104 +11,125 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from polyfed.cli.output import say
-from polyfed.cli.serve import BARE
+from polyfed.cli.serve import INSECURE_PREFIX
 from polyfed.errors import InputError
 
 if TYPE_CHECKING:
-    from polyfed.deploy.site import Bring
+    from polyfed.deploy.site_setup import SiteSetup
 
 
 def join(
-    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the coordinator listens.")],
-    state: Annotated[Path, typer.Option(metavar="FOLDER", help="Where this site keeps its memory and its record.")],
-    data: Annotated[Path | None, typer.Option(metavar="FOLDER", help="This site's own data.")] = None,
+    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address of the coordinator.")],
+    state: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Folder for this site's state and its record of uploads.")
+    ],
+    data: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder with this site's own data.")] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="NAME_OR_FILE", help="A model of the zoo, or a Python file with build().")
+        str | None,
+        typer.Option(metavar="NAME_OR_FILE", help="Name of a model of the zoo, or a Python file with build()."),
     ] = None,
     key: Annotated[Path | None, typer.Option(metavar="FILE", help="This site's private key.")] = None,
-    ca: Annotated[Path | None, typer.Option(metavar="FILE", help="The coordinator's certificate authority.")] = None,
-    name: Annotated[str | None, typer.Option(help="This site's name; needed with --insecure only.")] = None,
+    ca: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Certificate of the coordinator's authority.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of this site. Give it only with --insecure; otherwise the key decides.")
+    ] = None,
     allow: Annotated[
         str | None,
         typer.Option(
             metavar="FIELD,...",
-            help="Give away these fields and nothing else; 'evaluation' is how many test samples were right, 'loss' "
-            "the training loss.",
+            help="Upload only these fields. 'evaluation' is the number of correct test predictions, 'loss' the "
+            "training loss. Default: every field that the method declares.",
         ),
     ] = None,
     imports: Annotated[
-        list[str] | None, typer.Option("--import", help="A module or file of this machine with methods or models.")
+        list[str] | None,
+        typer.Option(
+            "--import", help="Module or file of this machine with methods or models. May be given several times."
+        ),
     ] = None,
     rehearsal: Annotated[
-        bool, typer.Option("--rehearsal", help="Instead of own data and model: a share of the config's dataset.")
+        bool,
+        typer.Option("--rehearsal", help="Use a part of the config's dataset instead of own data and model."),
     ] = False,
-    limit: Annotated[str, typer.Option(metavar="SIZE", help="The largest message that this site takes.")] = "4GB",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="A local port for the SuperNode; 0: any.")] = 0,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS and keys: for trying out only.")] = False,
+    limit: Annotated[
+        str, typer.Option(metavar="SIZE", help="Size of the largest message that this site accepts.")
+    ] = "4GB",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Local port of the SuperNode. Use 0 to pick a free port.")
+    ] = 0,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Run without TLS and keys. For tests on one machine only.")
+    ] = False,
 ) -> None:
-    """Take part in a federation with data and a model that stay here."""
+    """Join a federation as a site. Your data and model stay on this machine.
+
+    Example: polyfed join --server fl.example.org:8443 --key north.key --ca ca.crt --data images/ --model tiny-cnn
+    --state state/
+    """
     from polyfed.deploy.processes import require_flower
 
     require_flower()
-    from polyfed.deploy.join_errors import check_server, standing
+    from polyfed.deploy.join_errors import admitted_name, check_server
 
     if rehearsal != (data is None and model is None) or (data is None) != (model is None):
         raise InputError("give both --data and --model, or --rehearsal and neither of them")
     if insecure != (key is None and ca is None) or (key is None) != (ca is None):
         raise InputError("give both --key and --ca, or --insecure and neither of them")
     if insecure != (name is not None):
-        raise InputError("--name goes with --insecure; otherwise the site's key tells its name")
-    prefix = BARE if insecure else ""
+        raise InputError("--name goes with --insecure; otherwise the site's key determines its name")
+    prefix = INSECURE_PREFIX if insecure else ""
 
-    def tell(sentence: str) -> None:
-        say(f"{prefix}{sentence}")
+    def notify(text: str) -> None:
+        say(f"{prefix}{text}")
 
-    _wait_for(server, tell)
+    _wait_for_coordinator(server, notify)
     check_server(server, ca)
     if ca is not None and key is not None:
-        name = standing(server, ca, key)
+        name = admitted_name(server, ca, key)
     from polyfed.config import size_in_bytes
     from polyfed.deploy.site import Site
-    from polyfed.deploy.site_process import Node
+    from polyfed.deploy.site_process import SiteProcess
     from polyfed.federation.user_imports import import_user_modules
 
     import_user_modules(imports or [])
-    bring = _bring(str(name), data, model, state)
+    setup = _setup(str(name), data, model, state)
     try:
-        largest = size_in_bytes(limit)
+        max_bytes = size_in_bytes(limit)
     except ValueError as error:
         raise InputError(f"--limit is '{limit}': {error}") from None
-    places = [place for place in (data, None if model is None else Path(model)) if place is not None]
+    private_paths = [path for path in (data, None if model is None else Path(model)) if path is not None]
     fields = None if allow is None else [field.strip() for field in allow.split(",") if field.strip()]
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does
-    site = Site(str(name), state, bring, fields, limit=largest, places=places)
-    with Node(site, server, tell, key, ca, port) as node:
-        tell(f"site {name} waits for {server}; what leaves is written to {state}; look with: polyfed inspect {state}")
-        node.stay()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
+    site = Site(str(name), state, setup, fields, limit=max_bytes, private_paths=private_paths)
+    with SiteProcess(site, server, notify, key, ca, port) as process:
+        notify(f"site {name} is ready for {server}; to see its uploads, run: polyfed inspect {state}")
+        process.run_forever()
 
 
-def _wait_for(server: str, tell: Callable[[str], None]) -> None:
-    """A site may be there before its coordinator."""
-    from polyfed.deploy.join_errors import address
-    from polyfed.deploy.processes import listens
+def _wait_for_coordinator(server: str, notify: Callable[[str], None]) -> None:
+    """Wait until the coordinator's port is open. A site may be started before its coordinator."""
+    from polyfed.deploy.join_errors import parse_address
+    from polyfed.deploy.processes import is_listening
 
-    host, port = address(server)
-    if not listens(host, port):
-        tell(f"no coordinator answers at {server} yet; waiting for it")
-        while not listens(host, port):
+    host, port = parse_address(server)
+    if not is_listening(host, port):
+        notify(f"no coordinator answers at {server} yet; waiting for it")
+        while not is_listening(host, port):
             time.sleep(1.0)
 
 
-def _bring(name: str, data: Path | None, model: str | None, state: Path) -> Bring:
-    from polyfed.deploy.site_process import own, rehearsal
+def _setup(name: str, data: Path | None, model: str | None, state: Path) -> SiteSetup:
+    from polyfed.deploy.site_setup import own_data_setup, rehearsal_setup
 
     if data is None or model is None:
-        return rehearsal(name)
+        return rehearsal_setup(name)
     if not data.exists():
         raise InputError(f"--data {data}: there is no such folder")
     if model.endswith(".py") and not Path(model).is_file():
         raise InputError(f"--model {model}: there is no such file")
-    return own(name, data, model, state)
+    return own_data_setup(name, data, model, state)
 
 
 COMMANDS: dict[str, Callable[..., None]] = {"join": join}

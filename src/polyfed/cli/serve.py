@@ -18,21 +18,30 @@ if TYPE_CHECKING:
     from polyfed.runs.folder import RunFolder
     from polyfed.runs.records import Result
 
-BARE = "INSECURE (no TLS, no keys): "  # before every line, where going without was asked for
+INSECURE_PREFIX = "INSECURE (no TLS, no keys): "  # of every line, if --insecure is given
 
 
 def serve(
     config: CONFIG,
     overrides: OVERRIDES = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder.", show_default="runs/NAME")] = None,
-    host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0: all of them.")] = "0.0.0.0",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port that sites connect to; 0: any.")] = 8443,
-    home: Annotated[Path, typer.Option(help="The coordinator's folder: certificates, sites, database, logs.")] = HOME,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS and keys: for trying out only.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Run folder.", show_default="runs/NAME")] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on. 0.0.0.0 stands for all addresses of this machine.")
+    ] = "0.0.0.0",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on. Use 0 to pick a free port.")] = 8443,
+    home: Annotated[
+        Path, typer.Option(help="The coordinator's folder: certificates, registry of sites, database, logs.")
+    ] = HOME,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Run without TLS and keys. For tests on one machine only.")
+    ] = False,
     json: JSON = False,
     quiet: QUIET = False,
 ) -> None:
-    """Coordinate a federation of sites that joined, and run an experiment over them."""
+    """Coordinate a federation: wait for its sites, and run an experiment over them.
+
+    If the run folder already exists, resume from its last checkpoint. Example: polyfed serve federation.yaml
+    """
     from polyfed.config import parse
     from polyfed.config.sources import apply_overrides, read_source
     from polyfed.deploy.processes import require_flower
@@ -40,41 +49,41 @@ def serve(
     require_flower()
     from polyfed import api
     from polyfed.deploy.coordinator import Coordinator
-    from polyfed.deploy.site_registry import Registry
+    from polyfed.deploy.site_registry import SiteRegistry
     from polyfed.runs.folder import RunFolder
 
     chosen = parse(apply_overrides(read_source(config), overrides or []), config)
     if not insecure:
-        chosen = with_sites(chosen, list(Registry(home).sites()), RunFolder(api.run_path(chosen, out)), home)
+        chosen = with_sites(chosen, list(SiteRegistry(home).sites()), RunFolder(api.run_path(chosen, out)), home)
     chosen = chosen.model_copy(update={"engine": chosen.engine.model_copy(update={"name": "flower"})})
     opened = api.open_run(chosen, out)
     folder, result = opened.folder, opened.result
-    prefix = BARE if insecure else ""
+    prefix = INSECURE_PREFIX if insecure else ""
 
-    def tell(sentence: str) -> None:
-        say(f"{prefix}{sentence}")
+    def notify(text: str) -> None:
+        say(f"{prefix}{text}")
 
     if result is not None:
-        tell(f"{folder.path} is finished: nothing to do")
+        notify(f"{folder.path} has finished: nothing to do")
     else:
         if opened.exists:
-            tell(f"{folder.path} exists: going on from its last checkpoint")
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # before the first round, too, it ends politely
-        with Coordinator(home, tell, host, port, not insecure) as coordinator:
-            _show_how_to_join(tell, chosen, host, coordinator.gateway.port, home, insecure)
+            notify(f"{folder.path} exists: resuming from its last checkpoint")
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C, also before the first round
+        with Coordinator(home, notify, host, port, not insecure) as coordinator:
+            _print_join_command(notify, chosen, host, coordinator.gateway.port, home, insecure)
             result = _run(coordinator.run, chosen, folder, quiet, prefix)
     put_outcome(result, folder.path, json)
 
 
 def with_sites(config: Config, admitted: list[str], folder: RunFolder, home: Path) -> Config:
-    """The config over the sites that are admitted, or over those of them that it names."""
+    """Return the config with the names of its sites: those that it lists, or else all admitted ones."""
     from polyfed import api
     from polyfed.config import parse
     from polyfed.errors import InputError, nearest
 
     names = config.names
     if names is None and folder.exists():
-        names = api.read_config(folder).names  # a run that goes on has the sites it began with
+        names = api.read_config(folder).names  # a resumed run keeps its sites
     if names is None:
         names = admitted
     for name in names:
@@ -85,15 +94,15 @@ def with_sites(config: Config, admitted: list[str], folder: RunFolder, home: Pat
     return parse({**config.to_dict(), "names": names, "clients": len(names)})
 
 
-def _show_how_to_join(
-    tell: Callable[[str], None], config: Config, host: str, port: int, home: Path, insecure: bool
+def _print_join_command(
+    notify: Callable[[str], None], config: Config, host: str, port: int, home: Path, insecure: bool
 ) -> None:
-    """What a site must run."""
-    reached = "THIS-HOST" if host in ("0.0.0.0", "::") else host
-    brings = "--data FOLDER --model NAME_OR_FILE" if config.data.dataset == "sites" else "--rehearsal"
-    known = "--insecure --name NAME" if insecure else f"--key NAME.key --ca {home / 'ca.crt'}"
-    tell(f"listening on {host}:{port} for {', '.join(config.client_names)}; each site runs:")
-    tell(f"polyfed join --server {reached}:{port} {known} {brings} --state FOLDER")
+    """Print the command that each site has to run."""
+    address = "THIS-HOST" if host in ("0.0.0.0", "::") else host
+    data = "--data FOLDER --model NAME_OR_FILE" if config.data.dataset == "sites" else "--rehearsal"
+    credentials = "--insecure --name NAME" if insecure else f"--key NAME.key --ca {home / 'ca.crt'}"
+    notify(f"listening on {host}:{port} for {', '.join(config.client_names)}; each site runs:")
+    notify(f"polyfed join --server {address}:{port} {credentials} {data} --state FOLDER")
 
 
 def _run(run: Callable[..., Result], config: Config, folder: RunFolder, quiet: bool, prefix: str) -> Result:
@@ -105,16 +114,19 @@ def _run(run: Callable[..., Result], config: Config, folder: RunFolder, quiet: b
 
 def export_app(
     config: CONFIG,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write the app.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="New or empty folder for the app.")],
     overrides: OVERRIDES = None,
 ) -> None:
-    """Write an ordinary Flower app of an experiment, for those who run Flower already: flwr run DIR."""
+    """Export an experiment as an ordinary Flower app, for users who run Flower themselves.
+
+    Example: polyfed export-app quickstart app/, then flwr run app/
+    """
     from polyfed.config import parse
     from polyfed.config.sources import apply_overrides, read_source
     from polyfed.deploy.export import write_app
 
-    for sentence in write_app(parse(apply_overrides(read_source(config), overrides or []), config), folder):
-        put(sentence)
+    for line in write_app(parse(apply_overrides(read_source(config), overrides or []), config), folder):
+        put(line)
 
 
 COMMANDS: dict[str, Callable[..., None]] = {"serve": serve, "export-app": export_app}

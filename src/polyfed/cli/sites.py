@@ -1,4 +1,4 @@
-"""`polyfed sites`: whom a coordinator lets in."""
+"""`polyfed sites`: list, admit and revoke the sites of a coordinator."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from polyfed.cli.keys import HOME, Home
 from polyfed.cli.output import put, put_json, put_table
 
 if TYPE_CHECKING:
-    from polyfed.deploy.site_registry import Registry
+    from polyfed.deploy.site_registry import SiteRegistry
 
-app = typer.Typer(help="The sites of a coordinator: list, admit, revoke.")
+app = typer.Typer(help="List, admit and revoke the sites of a coordinator.")
 
 
 @app.callback(invoke_without_command=True)
-def _start(context: typer.Context) -> None:
+def _default(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         show()
 
@@ -25,18 +25,21 @@ def _start(context: typer.Context) -> None:
 @app.command("list")
 def show(
     home: Home = HOME,
-    json: Annotated[bool, typer.Option("--json", help="One JSON list.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of a table.")] = False,
 ) -> None:
-    """Every site with its standing; while a coordinator runs, also whether it is online."""
-    registry = _registry(home)
-    from polyfed.deploy.keys import public_key
+    """List all sites with their status and, while a coordinator runs, whether they are online.
 
-    online = _online(home)
+    Example: polyfed sites list --json
+    """
+    registry = _registry(home)
+    from polyfed.deploy.keys import parse_public_key
+
+    online = _online_keys(home)
     rows = [
         (
             entry.name,
             "revoked" if entry.revoked else "admitted",
-            None if online is None else public_key(entry.key).encoded in online,
+            None if online is None else parse_public_key(entry.key).pem in online,
             entry.key,
         )
         for entry in registry.entries()
@@ -46,25 +49,28 @@ def show(
     elif not rows:
         put(f"No site is admitted in {home}; admit one with: polyfed sites admit NAME FILE.pub")
     else:
-        words = {None: "no coordinator runs", True: "yes", False: "no"}
+        texts = {None: "no coordinator runs", True: "yes", False: "no"}
         put_table(
-            ["site", "standing", "online", "key ends in"],
-            [(name, standing, words[here], key[-12:]) for name, standing, here, key in rows],
+            ["site", "status", "online", "key ends in"],
+            [(name, status, texts[is_online], key[-12:]) for name, status, is_online, key in rows],
         )
 
 
 @app.command("admit")
 def admit(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The name that the site has from now on.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the site from now on.")],
     key: Annotated[Path, typer.Argument(metavar="FILE", help="The site's public key (.pub).")],
     home: Home = HOME,
 ) -> None:
-    """Let a site in."""
+    """Admit a site by its public key.
+
+    Example: polyfed sites admit north north.pub
+    """
     registry = _registry(home)
     from polyfed.deploy.keys import read_public_key
 
     registry.admit(name, read_public_key(key))
-    put(f"Site {name} is admitted{_applied(home, registry)}.")
+    put(f"Site {name} is admitted{_apply(home, registry)}.")
 
 
 @app.command("revoke")
@@ -72,43 +78,48 @@ def revoke(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The site's name.")],
     home: Home = HOME,
 ) -> None:
-    """Refuse a site's key from now on, also while a coordinator runs. This cannot be undone for that key."""
+    """Refuse a site's key from now on, also in a running coordinator. This cannot be undone for that key.
+
+    Example: polyfed sites revoke north
+    """
     registry = _registry(home)
     registry.revoke(name)
-    put(f"Site {name} is revoked{_applied(home, registry)}.")
+    put(f"Site {name} is revoked{_apply(home, registry)}.")
 
 
-def _registry(home: Path) -> Registry:
+def _registry(home: Path) -> SiteRegistry:
     from polyfed.deploy.processes import require_flower
 
     require_flower()
-    from polyfed.deploy.site_registry import Registry
+    from polyfed.deploy.site_registry import SiteRegistry
 
-    return Registry(home)
+    return SiteRegistry(home)
 
 
-def _applied(home: Path, registry: Registry) -> str:
-    """Tell the coordinator that runs, if one does."""
-    from polyfed.deploy.control import Control
-    from polyfed.deploy.site_registry import running
+def _apply(home: Path, registry: SiteRegistry) -> str:
+    """Update a running coordinator. Return a text that says so."""
+    from polyfed.deploy.site_registry import running_superlink
 
-    found = running(home)
-    if found is None:
+    superlink = running_superlink(home)
+    if superlink is None:
         return ""
-    address, authority = found
-    with Control(address, authority) as control:
+    from polyfed.deploy.control import ControlClient
+
+    address, authority = superlink
+    with ControlClient(address, authority) as control:
         registry.apply(control)
-    return ", and the coordinator that runs knows it"
+    return ", and the running coordinator has been updated"
 
 
-def _online(home: Path) -> set[bytes] | None:
-    """The keys of the sites that are online; None if no coordinator runs."""
-    from polyfed.deploy.control import Control
-    from polyfed.deploy.site_registry import running
+def _online_keys(home: Path) -> set[bytes] | None:
+    """Return the keys of the sites that are online, or None if no coordinator runs."""
+    from polyfed.deploy.site_registry import running_superlink
 
-    found = running(home)
-    if found is None:
+    superlink = running_superlink(home)
+    if superlink is None:
         return None
-    address, authority = found
-    with Control(address, authority) as control:
+    from polyfed.deploy.control import ControlClient
+
+    address, authority = superlink
+    with ControlClient(address, authority) as control:
         return {node.public_key for node in control.nodes() if node.online}

@@ -1,8 +1,10 @@
-"""Real federations on Flower: the coordinator (`polyfed serve`), a site (`polyfed join`), and what they are made of.
+"""Real federations on Flower: the coordinator (`polyfed serve`) and the sites (`polyfed join`).
 
-Processes of a coordinator: `serve` itself, which is the ServerApp of the Flower run (the Experiment runs in it); a
-SuperLink on loopback (`--isolation process`, so it starts no code by itself); the gateway, which lets only the fleet
-interface out. Processes of a site: `join` itself, which holds model, data and state; a SuperNode on loopback
-(`--isolation process`). `join` takes the SuperNode's tasks and answers them itself: the app that a run brings is
-compared with the installed one by its hash and is never unpacked, installed or run.
+Processes of a coordinator: `serve` itself, which acts as the ServerApp of the Flower run and runs the experiment; a
+SuperLink on loopback, started with `--isolation process` so that it runs no apps; the gateway, which forwards only
+the fleet interface. Processes of a site: `join` itself, which holds model, data and state; a SuperNode on loopback,
+also with `--isolation process`. `join` takes the SuperNode's tasks and answers them. It compares the app that a run
+brings with the installed one by its hash, and never unpacks, installs or runs it.
+
+All imports of Flower are in `flower_adapter`.
 """

@@ -1,7 +1,7 @@
-"""The app that a Flower run must bring: a file that only points at the installed polyfed, the same at every site.
+"""The Flower app bundle (FAB) of polyfed: it only points at the installed package, and is the same at every site.
 
-Sites compare its hash with that of their own and run nothing else. It is written without compression, so that its
-bytes depend on nothing but the version of polyfed.
+Sites compare its hash with that of their own and run nothing else. The archive is not compressed, so that its bytes
+depend only on the version of polyfed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import zipfile
 
 import polyfed
 
-DESCRIPTION = """[build-system]
+PYPROJECT = """[build-system]
 requires = ["setuptools"]
 build-backend = "setuptools.build_meta"
 
@@ -34,22 +34,22 @@ clientapp = "polyfed.deploy.client_app:app"
 {config}"""
 
 
-def description(config: str = "") -> str:
-    """The app's pyproject.toml."""
-    return DESCRIPTION.format(version=polyfed.__version__, config=config)
+def app_pyproject(config: str = "") -> str:
+    """Return the app's pyproject.toml, with lines of TOML for the app's config."""
+    return PYPROJECT.format(version=polyfed.__version__, config=config)
 
 
-def bundle() -> bytes:
-    """What Flower calls a FAB: a zip file with the description and a list of what is in it."""
-    text = description().encode()
-    listed = f"pyproject.toml,{hashlib.sha256(text).hexdigest()},{len(text) * 8}".encode()
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w", zipfile.ZIP_STORED) as archive:
-        for name, content in (("pyproject.toml", text), (".info/CONTENT", listed)):
+def build_app() -> bytes:
+    """Return the app bundle: a zip file with the pyproject.toml and a list of contents."""
+    text = app_pyproject().encode()
+    contents = f"pyproject.toml,{hashlib.sha256(text).hexdigest()},{len(text) * 8}".encode()
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for name, content in (("pyproject.toml", text), (".info/CONTENT", contents)):
             archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), content)
-    return made.getvalue()
+    return buffer.getvalue()
 
 
-def bundle_hash() -> str:
-    """By which sites know it."""
-    return hashlib.sha256(bundle()).hexdigest()
+def app_hash() -> str:
+    """Return the hash by which sites recognise the bundle."""
+    return hashlib.sha256(build_app()).hexdigest()

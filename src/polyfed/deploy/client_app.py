@@ -1,8 +1,8 @@
-"""The ClientApp of an exported app, for a Flower that somebody else runs. `polyfed join` does without it.
+"""The ClientApp of an exported app, for users who run Flower themselves. `polyfed join` does not use it.
 
-A SuperNode's `--node-config` says who the site is: `polyfed-name`, `polyfed-state`, and `polyfed-data` with
-`polyfed-model`; without these two it rehearses. Flower starts a process for every message, so the site is made anew
-from its folder each time, unless the process stays (as in Flower's simulation).
+The `--node-config` of a SuperNode describes the site: `polyfed-name`, `polyfed-state`, and `polyfed-data` with
+`polyfed-model`. Without the last two the site rehearses. Flower starts a process for every message, so the site is
+loaded from its folder each time, unless the process keeps running (as in Flower's simulation).
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from polyfed.deploy.flower_adapter import ClientApp, Context, Message
+
 if TYPE_CHECKING:
     from polyfed.deploy.site import Site
-from polyfed.deploy.flower_adapter import ClientApp, Context, Message
 
 app = ClientApp()
 _sites: dict[tuple[str, Path], Site] = {}
@@ -22,25 +23,26 @@ _sites: dict[tuple[str, Path], Site] = {}
 
 @app.query("polyfed")
 def answer(message: Message, context: Context) -> Message:
-    """The site's answer to one message."""
-    from polyfed.deploy.messages import from_message, to_record
+    """Return the site's reply to one message."""
+    from polyfed.deploy.messages import from_flower_message, to_record_dict
 
-    return Message(to_record(_site(context).handle(from_message(message))), reply_to=message)
+    return Message(to_record_dict(_site(context).handle(from_flower_message(message))), reply_to=message)
 
 
 def _site(context: Context) -> Site:
     from polyfed.config import parse
     from polyfed.deploy.site import Site
-    from polyfed.deploy.site_process import own, rehearsal
+    from polyfed.deploy.site_setup import own_data_setup, rehearsal_setup
 
-    told = context.node_config
+    settings = context.node_config
     names = parse(json.loads(str(context.run_config["polyfed"])), "the app's config").client_names
-    name = str(told.get("polyfed-name") or names[int(told["partition-id"])])
-    flower = Path(os.environ.get("FLWR_HOME", "~/.flwr")).expanduser()
-    state = Path(str(told.get("polyfed-state") or flower / "polyfed" / name)).expanduser()
-    data, model = told.get("polyfed-data"), told.get("polyfed-model")
+    name = str(settings.get("polyfed-name") or names[int(settings["partition-id"])])
+    flower_home = Path(os.environ.get("FLWR_HOME", "~/.flwr")).expanduser()
+    state = Path(str(settings.get("polyfed-state") or flower_home / "polyfed" / name)).expanduser()
+    data, model = settings.get("polyfed-data"), settings.get("polyfed-model")
     if (name, state) not in _sites:
-        bring = own(name, Path(str(data)), str(model), state) if data and model else rehearsal(name)
-        places = [Path(str(given)) for given in (data, model) if given]
-        _sites[name, state] = Site(name, state, bring, places=places)
+        own_data = bool(data and model)
+        setup = own_data_setup(name, Path(str(data)), str(model), state) if own_data else rehearsal_setup(name)
+        private_paths = [Path(str(path)) for path in (data, model) if path]
+        _sites[name, state] = Site(name, state, setup, private_paths=private_paths)
     return _sites[name, state]

@@ -1,9 +1,9 @@
-"""The coordinator's way to its own SuperLink: the control interface, which answers on loopback only."""
+"""Client of the SuperLink's control interface, which answers on loopback only."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -20,17 +20,16 @@ from polyfed.deploy.flower_adapter import (
     StartRunRequest,
     UnregisterNodeRequest,
     fab_to_proto,
-    user_config_to_proto,
 )
 from polyfed.errors import RunError
 
-Asked = TypeVar("Asked")
-Answer = TypeVar("Answer")
+Request = TypeVar("Request")
+Response = TypeVar("Response")
 
 
 @dataclass(frozen=True)
-class Node:
-    """A site as the SuperLink knows it."""
+class RegisteredNode:
+    """A site as the SuperLink lists it."""
 
     id: int
     name: str
@@ -38,8 +37,11 @@ class Node:
     online: bool
 
 
-class Control:
-    """Requests to the SuperLink at `address`, whose certificate `authority` (a file) signed; None: without TLS."""
+class ControlClient:
+    """Requests to the SuperLink at `address`.
+
+    `authority` is the file of the authority that signed the SuperLink's certificate, or None to connect without TLS.
+    """
 
     def __init__(self, address: str, authority: Path | None) -> None:
         self.address = address
@@ -58,38 +60,35 @@ class Control:
     ) -> None:
         self._client.close()
 
-    def nodes(self) -> list[Node]:
-        """Everybody who is registered now, by name."""
-        listed = self._ask(self._client.ListNodes, ListNodesRequest()).nodes_info
-        found = [
-            Node(node.node_id, node.name, bytes(node.public_key), node.status == "online")
-            for node in listed
+    def nodes(self) -> list[RegisteredNode]:
+        """Return all registered nodes, sorted by name."""
+        response = self._send(self._client.ListNodes, ListNodesRequest())
+        nodes = [
+            RegisteredNode(node.node_id, node.name, bytes(node.public_key), node.status == "online")
+            for node in response.nodes_info
             if node.status != "unregistered"
         ]
-        return sorted(found, key=lambda node: node.name)
+        return sorted(nodes, key=lambda node: node.name)
 
     def register(self, name: str, public_key: bytes) -> int:
-        """Let a key in under a name; gives Flower's id of it."""
-        return self._ask(self._client.RegisterNode, RegisterNodeRequest(public_key=public_key, name=name)).node_id
+        """Register a key under a name. Return Flower's id of the node."""
+        return self._send(self._client.RegisterNode, RegisterNodeRequest(public_key=public_key, name=name)).node_id
 
-    def unregister(self, node: int) -> None:
-        """From now on its key is refused."""
-        self._ask(self._client.UnregisterNode, UnregisterNodeRequest(node_id=node))
+    def unregister(self, node_id: int) -> None:
+        """Remove a node. Its key is refused from then on."""
+        self._send(self._client.UnregisterNode, UnregisterNodeRequest(node_id=node_id))
 
-    def start_run(self, app: bytes, settings: Mapping[str, str | int | float | bool] | None = None) -> int:
-        """Begin a run with an app (the bytes of a FAB); gives the run's id."""
-        bundle = Fab(hashlib.sha256(app).hexdigest(), app, {})
-        request = StartRunRequest(
-            fab=fab_to_proto(bundle), override_config=user_config_to_proto(dict(settings or {}))
-        )
-        answer = self._ask(self._client.StartRun, request)
-        if not answer.HasField("run_id"):
-            raise RunError("the SuperLink did not begin a run; its log says why")
-        return answer.run_id
+    def start_run(self, app: bytes) -> int:
+        """Start a run with an app bundle. Return the run's id."""
+        fab = Fab(hashlib.sha256(app).hexdigest(), app, {})
+        response = self._send(self._client.StartRun, StartRunRequest(fab=fab_to_proto(fab)))
+        if not response.HasField("run_id"):
+            raise RunError("the SuperLink did not start a run; see its log")
+        return response.run_id
 
-    def _ask(self, request: Callable[[Asked], Answer], message: Asked) -> Answer:
+    def _send(self, method: Callable[[Request], Response], request: Request) -> Response:
         try:
-            return request(message)
+            return method(request)
         except httpx.HTTPStatusError as error:
             raise RunError(
                 f"the SuperLink at {self.address} refused: {error.response.text or error.response.status_code}"

@@ -9,111 +9,117 @@ from pathlib import Path
 
 from polyfed.config import Config
 from polyfed.deploy import site_registry
-from polyfed.deploy.app_bundle import bundle
-from polyfed.deploy.control import Control
+from polyfed.deploy.app_bundle import build_app
+from polyfed.deploy.certificates import CertificateFolder, loopback_certificates
+from polyfed.deploy.control import ControlClient
 from polyfed.deploy.flower_protocol import SUPERLINK
 from polyfed.deploy.gateway import Gateway
-from polyfed.deploy.keys import Authority, internal_authority
-from polyfed.deploy.processes import Child, free_port, listens, program, quiet
-from polyfed.deploy.serverapp_task import ServerTask
-from polyfed.deploy.site_run import conduct
-from polyfed.deploy.supernode_tasks import new_secret
+from polyfed.deploy.processes import ChildProcess, flower_environment, free_port, is_listening, python_command
+from polyfed.deploy.serverapp_task import ServerAppTask
+from polyfed.deploy.site_run import run_over_sites
+from polyfed.deploy.supernode_tasks import create_secret
 from polyfed.errors import InputError, RunError
 from polyfed.experiment import Observer
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.records import Result
 
 START_SECONDS = 60.0
-Say = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 @dataclass
 class Coordinator:
-    """What stays up between runs. Used in a `with` block, from the main thread.
+    """SuperLink and gateway, which stay up between runs. Use it in a `with` block, from the main thread.
 
-    `home` holds its certificates, its list of sites, Flower's database and logs. `secure` is TLS and keys.
+    `home` is the folder of its certificates, its registry of sites, Flower's database and logs. `secure` turns on TLS
+    and keys.
     """
 
     home: Path
-    say: Say
+    notify: Notify
     host: str = "127.0.0.1"
     port: int = 0
     secure: bool = True
 
     def __enter__(self) -> Coordinator:
-        self._registry = site_registry.Registry(self.home)
-        self._door = Authority(self.home) if self.secure else None
-        if self._door is not None and not self._door.server_certificate.exists():
+        self._registry = site_registry.SiteRegistry(self.home)
+        certificates = CertificateFolder(self.home) if self.secure else None
+        if certificates is not None and not certificates.server.exists():
             raise InputError(
-                f"{self.home} has no certificate; make one with: polyfed keys new authority --host HOST "
+                f"{self.home} has no certificate; create one with: polyfed keys new authority --host HOST "
                 f"--home {self.home}"
             )
         self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.home.chmod(0o700)  # also where somebody made it before: Flower's database holds all payloads
-        with contextlib.ExitStack() as begun:
-            # first the way out, so that an address that is taken is said at once
-            self._inside = self._internal()
-            self._port = free_port()
-            scheme = "http" if self._inside is None else "https"
+        self.home.chmod(0o700)  # the folder may have existed before, and Flower's database holds all payloads
+        with contextlib.ExitStack() as stack:
+            # bind the gateway first, so that an address in use is reported at once
+            self._internal = self._internal_certificates()
+            self._superlink_port = free_port()
+            scheme = "http" if self._internal is None else "https"
             self.gateway = Gateway(
                 self.host,
                 self.port,
                 f"{scheme}://{self.address}",
-                certificate=None if self._door is None else self._door.server_certificate,
-                key=None if self._door is None else self._door.server_key,
-                authority=None if self._inside is None else self._inside.certificate,
-                standing=self._registry.standing if self.secure else None,
-                say=self.say,
+                certificate=None if certificates is None else certificates.server,
+                key=None if certificates is None else certificates.server_key,
+                authority=self._internal_authority,
+                status_of_key=self._registry.status if self.secure else None,
+                notify=self.notify,
             )
             self._start_superlink()
-            begun.callback(self.superlink.stop)
+            stack.callback(self.superlink.stop)
             self.gateway.start()
-            begun.callback(self.gateway.stop)
+            stack.callback(self.gateway.stop)
             if self.secure:
                 with self.control() as control:
                     self._registry.apply(control)
-                site_registry.announce(self.home, self.address)
-                begun.callback(site_registry.retire, self.home)
-            self._ending = begun.pop_all()
+                site_registry.publish_address(self.home, self.address)
+                stack.callback(site_registry.withdraw_address, self.home)
+            self._exit_stack = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ending.close()
+        self._exit_stack.close()
 
     @property
     def address(self) -> str:
-        """Of the SuperLink, which only this machine reaches."""
-        return f"127.0.0.1:{self._port}"
+        """Address of the SuperLink, which only this machine can reach."""
+        return f"127.0.0.1:{self._superlink_port}"
 
-    def control(self) -> Control:
-        return Control(self.address, None if self._inside is None else self._inside.certificate)
+    def control(self) -> ControlClient:
+        return ControlClient(self.address, self._internal_authority)
 
-    def _internal(self) -> Authority | None:
-        """The SuperLink's own certificate, made anew for every start: nobody but this process needs to know it."""
+    @property
+    def _internal_authority(self) -> Path | None:
+        return None if self._internal is None else self._internal.authority
+
+    def _internal_certificates(self) -> CertificateFolder | None:
+        """Return the SuperLink's own certificates, which are new at every start. Only this process uses them."""
         if not self.secure:
             return None
-        return internal_authority(site_registry.internal(self.home))
+        return loopback_certificates(site_registry.internal_folder(self.home))
 
     def _start_superlink(self) -> None:
-        secret = self.home / "task-secret"
-        self._secret = new_secret(secret)
+        secret_file = self.home / "task-secret"
+        self._secret = create_secret(secret_file)
         security = ["--insecure"]
-        if self._inside is not None:
+        if self._internal is not None:
             security = [
-                *("--ssl-certfile", str(self._inside.server_certificate), "--ssl-keyfile"),
-                *(str(self._inside.server_key), "--ssl-ca-certfile", str(self._inside.certificate)),
+                *("--ssl-certfile", str(self._internal.server), "--ssl-keyfile"),
+                *(str(self._internal.server_key), "--ssl-ca-certfile", str(self._internal.authority)),
                 "--enable-supernode-auth",
             ]
         command = [
-            *program(*SUPERLINK),
-            *("--host", "127.0.0.1", "--port", str(self._port), "--isolation", "process"),
-            *("--superexec-auth-secret-file", str(secret), "--database", str(self.home / "superlink.db")),
+            *python_command(*SUPERLINK),
+            *("--host", "127.0.0.1", "--port", str(self._superlink_port), "--isolation", "process"),
+            *("--superexec-auth-secret-file", str(secret_file), "--database", str(self.home / "superlink.db")),
             "--disable-runtime-dependency-installation",
             *security,
         ]
-        self.superlink = Child("the SuperLink", command, self.home / "superlink.log", quiet(self.home / "flower"))
+        environment = flower_environment(self.home / "flower")
+        self.superlink = ChildProcess("the SuperLink", command, self.home / "superlink.log", environment)
         try:
-            self.superlink.wait_until(lambda: listens("127.0.0.1", self._port), START_SECONDS)
+            self.superlink.wait_until(lambda: is_listening("127.0.0.1", self._superlink_port), START_SECONDS)
         except BaseException:
             self.superlink.stop()
             raise
@@ -121,19 +127,18 @@ class Coordinator:
     # runs
 
     def run(self, config: Config, folder: RunFolder, observers: Sequence[Observer] = ()) -> Result:
-        """An experiment over the sites, from the start or from its last checkpoint, to its result."""
+        """Run an experiment over the sites, from the start or from its last checkpoint. Return its result."""
         with self.control() as control:
-            number = control.start_run(bundle())
-        task = ServerTask(self.address, self._secret, None if self._inside is None else self._inside.certificate)
-        with task.grid(number) as grid:
-            return conduct(
-                grid, config, folder, self._name_of if self.secure else None, self._check, self.say, observers
-            )
+            run_id = control.start_run(build_app())
+        task = ServerAppTask(self.address, self._secret, self._internal_authority)
+        with task.grid(run_id) as grid:
+            name_of_key = self._name_of_key if self.secure else None
+            return run_over_sites(grid, config, folder, name_of_key, self._check_superlink, self.notify, observers)
 
-    def _name_of(self, key: bytes) -> str | None:
-        standing, name = self._registry.standing(key)
-        return name if standing == "admitted" else None
+    def _name_of_key(self, key: bytes) -> str | None:
+        status, name = self._registry.status(key)
+        return name if status == "admitted" else None
 
-    def _check(self) -> None:
-        if self.superlink.ended is not None:
-            raise RunError(f"the SuperLink ended: {self.superlink.last_words()}")
+    def _check_superlink(self) -> None:
+        if self.superlink.exit_code is not None:
+            raise RunError(f"the SuperLink ended: {self.superlink.log_tail()}")

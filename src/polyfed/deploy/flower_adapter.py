@@ -25,7 +25,6 @@ from flwr.common.serde import (
     fab_from_proto,
     fab_to_proto,
     run_from_proto,
-    user_config_to_proto,
 )
 from flwr.proto.control_pb2 import (
     ListNodesRequest,
@@ -141,7 +140,6 @@ __all__ = [
     "runtime_client",
     "signed_by_secret",
     "signed_by_token",
-    "user_config_to_proto",
 ]
 
 

@@ -1,7 +1,7 @@
-"""The only door of a coordinator to the outside: a reverse proxy that forwards what `passing` lets pass, as it comes.
+"""Gateway of a coordinator: a reverse proxy that streams the requests which the allowlist admits to the SuperLink.
 
-Behind it, on loopback, the same port of the SuperLink also takes orders (start a run, register a site) from whoever
-reaches it.
+The SuperLink listens on loopback. Its port also accepts commands (start a run, register a site) from any client that
+can reach it, so the gateway is the only part of a coordinator that listens to the outside.
 """
 
 from __future__ import annotations
@@ -23,28 +23,29 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 import polyfed
-from polyfed.deploy.allowlist import STANDING, RefusedError, Rules, Scope, names_in, sentence
-from polyfed.deploy.site_registry import Standing
+from polyfed.deploy.allowlist import STATUS_PATH, AdmissionRules, RefusedError, Scope, StatusOfKey, refusal_message
+from polyfed.deploy.certificates import certificate_hosts
+from polyfed.deploy.flower_protocol import FLEET
 from polyfed.errors import InputError, RunError
 
 HOP_BY_HOP = frozenset(
     {b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer"}
     | {b"transfer-encoding", b"upgrade", b"host", b"proxy-connection"}
 )
-MOST_CONNECTIONS = 512
-HEAD_SECONDS = 15.0  # in which a request's head must be there, counted from the connection or its first byte
-BODY_SECONDS = 30.0  # that a body may be behind the slowest pace, in bytes in a second
-SLOWEST = 10_000.0
-READ_SECONDS = 60.0  # in which a site must take a piece of an answer
-QUIET_SECONDS = 60.0  # in which the same sentence is not said again
+MAX_CONNECTIONS = 512
+HEADER_SECONDS = 15.0  # until the header of a request must have arrived, from the connection or its first byte
+BODY_SECONDS = 30.0  # that the body of a request may lag behind the minimum rate
+MIN_BYTES_PER_SECOND = 10_000.0
+SEND_SECONDS = 60.0  # in which a site must accept a piece of a response
+REPEAT_SECONDS = 60.0  # before the same notice is repeated
 
 Receive = Callable[[], Any]
 Send = Callable[[dict[str, Any]], Any]
 
 
 @dataclass
-class Counts:
-    """What went through: bytes of bodies in both directions, and requests by path."""
+class TrafficCounts:
+    """Bytes of bodies in both directions, and requests by path."""
 
     from_sites: int = 0
     to_sites: int = 0
@@ -52,126 +53,131 @@ class Counts:
     refused: int = 0
 
 
-class Forwarder:
-    """The application behind the port: checks, forwards, counts."""
+class ProxyApp:
+    """The ASGI application of the gateway: checks, forwards and counts requests."""
 
-    def __init__(self, rules: Rules, upstream: str, authority: Path | None, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, rules: AdmissionRules, upstream: str, authority: Path | None, notify: Callable[[str], None]
+    ) -> None:
         self.rules = rules
-        self.counts = Counts()
-        self._say = say
-        self._said: dict[str, float] = {}
+        self.counts = TrafficCounts()
+        self._notify = notify
+        self._notified: dict[str, float] = {}  # times of notices
         verify = ssl.create_default_context(cafile=str(authority)) if authority is not None else False
         self._client = httpx.AsyncClient(
             base_url=upstream,
             verify=verify,
-            trust_env=False,  # never through a proxy: the SuperLink is on this machine
+            trust_env=False,  # no HTTP proxy: the SuperLink is on this machine
             follow_redirects=False,
             timeout=httpx.Timeout(60.0, connect=5.0),
-            # a new connection for every request: one that is kept may be closed by the SuperLink just when it
-            # is used again, and a request that is lost so cannot be told from one that was answered
-            limits=httpx.Limits(max_connections=MOST_CONNECTIONS, max_keepalive_connections=0),
+            # A new connection for every request: the SuperLink may close an idle one just when it is used again, and
+            # a request that is lost in that way looks like one that was answered.
+            limits=httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=0),
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         try:
-            if scope["raw_path"] == STANDING and scope["method"] == "GET" and self.rules.standing is not None:
-                await self._tell_standing(scope, send)
+            if scope["raw_path"] == STATUS_PATH and scope["method"] == "GET" and self.rules.status_of_key is not None:
+                await self._send_status(scope, send)
                 return
             self.rules.check(scope)
         except RefusedError as refusal:
             self.counts.refused += 1
-            self._note(f"refused a request from {(scope.get('client') or ('?',))[0]}: {refusal}")
-            await _answer(send, refusal.status, {"code": refusal.status, "detail": str(refusal)})
+            self._notice(f"refused a request from {_client_address(scope)}: {refusal}")
+            await _respond(send, refusal.status, {"code": refusal.status, "detail": str(refusal)})
             return
         try:
             await self._forward(scope, receive, send)
         except Exception as error:
-            self._note(f"a request could not be forwarded: {type(error).__name__}: {error}")
+            self._notice(f"a request could not be forwarded: {type(error).__name__}: {error}")
             raise
 
-    async def _tell_standing(self, scope: Scope, send: Send) -> None:
+    async def _send_status(self, scope: Scope, send: Send) -> None:
+        """Tell a site the status of its key, and the time of this machine."""
         headers = dict(scope["headers"])
         self.rules.check_host(headers)
-        standing, name = self.rules.asked(headers)
-        if standing != "admitted":
+        status, name = self.rules.site_status(headers)
+        if status != "admitted":
             self.counts.refused += 1
-            self._note(f"refused a site at {(scope.get('client') or ('?',))[0]}: {sentence(standing, name)}")
-        await _answer(
-            send, 200, {"standing": standing, "name": name, "version": polyfed.__version__, "time": time.time()}
+            self._notice(f"refused a site at {_client_address(scope)}: {refusal_message(status, name)}")
+        await _respond(
+            send, 200, {"standing": status, "name": name, "version": polyfed.__version__, "time": time.time()}
         )
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["raw_path"].decode("ascii")
-        self.counts.requests[path.removeprefix("/v1/fleet/")] += 1
+        self.counts.requests[path.removeprefix(FLEET.decode())] += 1
         headers = [(name, value) for name, value in scope["headers"] if name not in HOP_BY_HOP]
         request = self._client.build_request("POST", path, headers=headers, content=self._body(receive))
-        begun = False
+        started = False
         try:
-            reply = await self._client.send(request, stream=True)
+            response = await self._client.send(request, stream=True)
             try:
-                kept = [(name.lower(), value) for name, value in reply.headers.raw if name.lower() not in HOP_BY_HOP]
-                await send({"type": "http.response.start", "status": reply.status_code, "headers": kept})
-                begun = True
-                async for piece in reply.aiter_raw():
+                headers = [(n.lower(), value) for n, value in response.headers.raw if n.lower() not in HOP_BY_HOP]
+                await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
+                started = True
+                async for piece in response.aiter_raw():
                     self.counts.to_sites += len(piece)
-                    more = {"type": "http.response.body", "body": piece, "more_body": True}
-                    await asyncio.wait_for(send(more), READ_SECONDS)
+                    event = {"type": "http.response.body", "body": piece, "more_body": True}
+                    await asyncio.wait_for(send(event), SEND_SECONDS)
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
             finally:
-                await reply.aclose()
+                await response.aclose()
         except (httpx.HTTPError, ConnectionError, TimeoutError) as error:
-            if (
-                begun
-            ):  # the rest cannot be sent; the server closes the connection, so that nobody takes a part for all
-                raise
-            self._note(f"the SuperLink did not answer: {type(error).__name__}")
-            await _answer(send, 502, {"code": 502, "detail": "the coordinator is not ready; try again"})
+            if started:
+                raise  # the server closes the connection, so that no site takes a part for the whole
+            self._notice(f"the SuperLink did not answer: {type(error).__name__}")
+            await _respond(send, 502, {"code": 502, "detail": "the coordinator is not ready; try again"})
 
     async def _body(self, receive: Receive) -> AsyncIterator[bytes]:
-        """What a site sends, piece by piece as it comes; one that hardly sends anything is given up."""
-        more, got, began = True, 0, time.monotonic()
+        """Yield the body of a request as it arrives. Raise `TimeoutError` if it arrives too slowly."""
+        more, received, start = True, 0, time.monotonic()
         while more:
-            patience = BODY_SECONDS + got / SLOWEST - (time.monotonic() - began)
-            message = await asyncio.wait_for(receive(), max(patience, 0.0))
-            if message["type"] == "http.disconnect":
-                raise ConnectionError("the site went away")
-            piece = message.get("body", b"")
+            remaining = BODY_SECONDS + received / MIN_BYTES_PER_SECOND - (time.monotonic() - start)
+            event = await asyncio.wait_for(receive(), max(remaining, 0.0))
+            if event["type"] == "http.disconnect":
+                raise ConnectionError("the site disconnected")
+            piece = event.get("body", b"")
             self.counts.from_sites += len(piece)
-            got += len(piece)
-            more = message.get("more_body", False)
+            received += len(piece)
+            more = event.get("more_body", False)
             if piece:
                 yield piece
 
-    def _note(self, words: str) -> None:
-        """Say it, but not the same again and again."""
+    def _notice(self, text: str) -> None:
+        """Pass a notice on, unless the same one was passed on a short time ago."""
         now = time.monotonic()
-        if len(self._said) > 1000:
-            self._said.clear()
-        if now - self._said.get(words, -QUIET_SECONDS) >= QUIET_SECONDS:
-            self._said[words] = now
-            self._say(words)
+        if len(self._notified) > 1000:
+            self._notified.clear()
+        if now - self._notified.get(text, -REPEAT_SECONDS) >= REPEAT_SECONDS:
+            self._notified[text] = now
+            self._notify(text)
 
 
-async def _answer(send: Send, status: int, content: dict[str, Any]) -> None:
+def _client_address(scope: Scope) -> str:
+    return str((scope.get("client") or ("?",))[0])
+
+
+async def _respond(send: Send, status: int, content: dict[str, Any]) -> None:
     body = json.dumps(content).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
-class _Impatient(H11Protocol):
-    """Closes connections on which nothing is asked: without this, some hundred silent ones would fill the door.
+class _HeaderTimeoutProtocol(H11Protocol):
+    """HTTP protocol that closes connections without a request. Otherwise 512 silent ones would block the gateway.
 
-    Every request has to have its head there in time, not only the first one of a connection.
+    The limit applies to the header of every request, not only of the first one on a connection.
     """
 
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._timer = self.loop.call_later(HEAD_SECONDS, self._close_if_idle)
+        self._timer = self.loop.call_later(HEADER_SECONDS, self._close_if_idle)
 
     def data_received(self, data: bytes) -> None:
         before = self.cycle
@@ -179,14 +185,14 @@ class _Impatient(H11Protocol):
         if self.cycle is not before:
             self._stop_timer()
         elif self._timer is None and self._idle():
-            self._timer = self.loop.call_later(HEAD_SECONDS, self._close_if_idle)
+            self._timer = self.loop.call_later(HEADER_SECONDS, self._close_if_idle)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         super().connection_lost(exc)
 
     def _idle(self) -> bool:
-        """Whether no request is being answered."""
+        """Return whether no request is being answered."""
         return self.cycle is None or self.cycle.response_complete
 
     def _stop_timer(self) -> None:
@@ -201,9 +207,10 @@ class _Impatient(H11Protocol):
 
 
 class Gateway:
-    """The door, in a thread of its own, from `start` to `stop`.
+    """The gateway, which runs in a thread from `start` to `stop`.
 
-    `certificate` and `key` are files; without them it speaks plain HTTP, and `standing` must be None as well.
+    `certificate` and `key` are the files for TLS. Without them the gateway uses plain HTTP, and `status_of_key` must
+    be None as well. `authority` is the file of the authority that signed the certificate of `upstream`.
     """
 
     def __init__(
@@ -215,23 +222,23 @@ class Gateway:
         certificate: Path | None,
         key: Path | None,
         authority: Path | None,
-        standing: Callable[[bytes], tuple[Standing, str]] | None,
-        say: Callable[[str], None],
+        status_of_key: StatusOfKey | None,
+        notify: Callable[[str], None],
     ) -> None:
-        rules = Rules(standing, None if certificate is None else names_in(certificate))
+        rules = AdmissionRules(status_of_key, None if certificate is None else certificate_hosts(certificate))
         self._listener = _listen(host, port)
         self.port: int = self._listener.getsockname()[1]
-        self._forwarder = Forwarder(rules, upstream, authority, say)
+        self._app = ProxyApp(rules, upstream, authority, notify)
         config = uvicorn.Config(
-            self._forwarder,
-            http=_Impatient,  # and h11, which gives the path as it was sent
+            self._app,
+            http=_HeaderTimeoutProtocol,  # based on h11, which passes paths on unchanged
             ws="none",
             lifespan="off",
-            log_level="critical",  # what is worth telling is told through `say`
+            log_level="critical",  # `notify` reports what matters
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            limit_concurrency=MOST_CONNECTIONS,
+            limit_concurrency=MAX_CONNECTIONS,
             timeout_keep_alive=75,
             timeout_graceful_shutdown=1,
             ssl_certfile=None if certificate is None else str(certificate),
@@ -246,8 +253,8 @@ class Gateway:
         )
 
     @property
-    def counts(self) -> Counts:
-        return self._forwarder.counts
+    def counts(self) -> TrafficCounts:
+        return self._app.counts
 
     def start(self) -> None:
         self._thread.start()
@@ -270,5 +277,5 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise InputError(f"{host}:{port} cannot be listened on: {error.strerror}") from None
+        raise InputError(f"cannot listen on {host}:{port}: {error.strerror}") from None
     return listener

@@ -1,4 +1,4 @@
-"""Processes of Flower that polyfed starts: quiet ones, that end when polyfed does and write to a log of their own."""
+"""Flower's processes, which polyfed starts: without telemetry, with a log file, and never outliving polyfed."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ from polyfed.errors import InputError, RunError
 
 
 def require_flower() -> None:
-    """One sentence where Flower is not installed. Sets the switches for this process, which then uses it."""
+    """Raise `InputError` if Flower is not installed. Disable its telemetry in this process."""
     if importlib.util.find_spec("flwr") is None:
         raise InputError("real federations need Flower; install it with: pip install 'polyfed[flower]'")
     os.environ.update(ENVIRONMENT)
 
 
-def quiet(home: Path) -> dict[str, str]:
-    """The environment of every process of Flower that is started; `home` is where it may keep files."""
+def flower_environment(home: Path) -> dict[str, str]:
+    """Return the environment of Flower's processes. `home` is the folder for Flower's own files."""
     return {**os.environ, **ENVIRONMENT, "FLWR_HOME": str(home), "PYTHONUNBUFFERED": "1"}
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on at this moment."""
+    """Return a port that is free at this moment."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
 
 
-def program(module: str, function: str) -> list[str]:
-    """A command of Flower, by the interpreter that runs this, whatever the search path of the shell."""
-    # -P: modules are never looked for in the folder where polyfed happens to be started
+def python_command(module: str, function: str) -> list[str]:
+    """Return a command line that calls a function with the current interpreter, whatever the shell's search path."""
+    # -P: do not import modules from the current folder
     return [sys.executable, "-P", "-c", f"from {module} import {function}; {function}()"]
 
 
-class Child:
-    """A process that ends with this one."""
+class ChildProcess:
+    """A process that ends when this one does."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
         self.name = name
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as file:
-            # a session of its own: Ctrl-C in a terminal reaches polyfed, which then ends its children in order
+            # a session of its own: Ctrl-C in a terminal reaches only polyfed, which then stops its children in order
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -59,41 +59,37 @@ class Child:
                 stderr=subprocess.STDOUT,
                 env=dict(environment),
                 start_new_session=True,
-                preexec_fn=_dying_with(os.getpid()),
+                preexec_fn=_die_with(os.getpid()),
             )
 
     @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def ended(self) -> int | None:
-        """Its exit code, once it has ended."""
+    def exit_code(self) -> int | None:
+        """Exit code, or None while the process runs."""
         return self._process.poll()
 
-    def wait_until(self, ready: Callable[[], bool], seconds: float) -> None:
-        """Wait for it to be of use; a process that ends before is an error with the last lines of its log."""
-        deadline = time.monotonic() + seconds
+    def wait_until(self, ready: Callable[[], bool], timeout: float) -> None:
+        """Wait until `ready` returns true. Raise `RunError` with the end of the log if the process ends first."""
+        deadline = time.monotonic() + timeout
         while not ready():
-            if self.ended is not None:
-                raise RunError(f"{self.name} ended with code {self.ended}: {self.last_words()}")
+            if self.exit_code is not None:
+                raise RunError(f"{self.name} ended with code {self.exit_code}: {self.log_tail()}")
             if time.monotonic() > deadline:
-                raise RunError(f"{self.name} was not ready within {seconds:g} seconds; see {self.log}")
+                raise RunError(f"{self.name} was not ready within {timeout:g} seconds; see {self.log}")
             time.sleep(0.05)
 
-    def last_words(self) -> str:
-        """The end of its log, on one line."""
+    def log_tail(self) -> str:
+        """Return the last lines of the log, joined into one."""
         with contextlib.suppress(OSError):
             lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
             return " ".join(lines[-4:])[-600:]
         return "it left no log"
 
-    def stop(self, patience: float = 5.0) -> None:
-        """Ask it to end, then make it."""
+    def stop(self, timeout: float = 5.0) -> None:
+        """Terminate the process. Kill it if it has not ended after `timeout` seconds."""
         if self._process.poll() is None:
             self._process.terminate()
             try:
-                self._process.wait(patience)
+                self._process.wait(timeout)
             except subprocess.TimeoutExpired:
                 self.kill()
 
@@ -103,23 +99,23 @@ class Child:
         self._process.wait()
 
 
-def listens(host: str, port: int) -> bool:
-    """Whether somebody accepts connections there."""
+def is_listening(host: str, port: int) -> bool:
+    """Return whether a process accepts connections at this address."""
     with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1):
         return True
     return False
 
 
-def _dying_with(parent: int) -> Callable[[], None]:
-    """For the new process, before its program: on Linux the system ends it when its parent ends, however that was."""
+def _die_with(parent: int) -> Callable[[], None]:
+    """Return a function for a new process to call: on Linux, the kernel then ends it when its parent ends."""
     try:
         prctl = ctypes.CDLL(None, use_errno=True).prctl
     except (OSError, AttributeError):
         return lambda: None
 
-    def tie() -> None:
+    def set_death_signal() -> None:
         prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
         if os.getppid() != parent:
             os._exit(1)
 
-    return tie
+    return set_death_signal

@@ -1,7 +1,7 @@
-"""Replies of sites, taken from the SuperLink piece by piece.
+"""Download of sites' replies from the SuperLink, piece by piece.
 
-Flower's own way waits for the last piece of a reply before it looks at the next one, and raises what any of them
-makes it raise. Here nothing is waited for, and what is wrong with a reply is the failure of its sender alone.
+Flower's own download waits for the last piece of a reply before it turns to the next reply, and raises the errors of
+all of them. This one never waits, and an invalid reply is a failure of its sender alone.
 """
 
 from __future__ import annotations
@@ -33,114 +33,121 @@ from polyfed.deploy.flower_adapter import (
 )
 from polyfed.errors import PayloadError
 
-MOST_PIECES = 100_000  # of one reply; Flower cuts at 5 MiB
-FORGOTTEN_SECONDS = 900.0  # a reply that nobody asked for in so long is given up
-HEAD_BYTES = 1 << 20  # what a reply may hold besides its payload
+MAX_PIECES = 100_000  # of one reply; a piece has up to 5 MiB
+EXPIRY_SECONDS = 900.0  # after which a reply that nobody polls for is dropped
+HEADER_BYTES = 1 << 20  # that a reply may have in addition to its payload
 
 
 @dataclass
-class _Coming:
-    """A reply that is known of, and those of its pieces that are here."""
+class _PartialReply:
+    """A reply that has been announced, and the pieces of it that have been downloaded."""
 
-    number: str  # its own, not that of the letter it answers
+    message_id: str  # of the reply, not of the message that it answers
     missing: list[str]
-    asked: float
+    last_polled: float
     pieces: dict[str, bytes] = field(default_factory=dict)
     size: int = 0
 
 
-class Replies:
-    """Replies by the number of the letter they answer, over `client`; none may be larger than `limit` bytes."""
+class ReplyDownloader:
+    """Downloads replies, which are identified by the message they answer. A reply may have up to `limit` bytes."""
 
     def __init__(self, client: RuntimeHttpClient, node: Node, run: int, limit: int) -> None:
         self._client = client
-        self._limit = limit + HEAD_BYTES
-        self._coming: dict[str, _Coming] = {}
-        self._piece = make_pull_object_fn_protobuf(client.PullObject, node, run)
+        self._limit = limit + HEADER_BYTES
+        self._partial: dict[str, _PartialReply] = {}
+        self._pull_piece = make_pull_object_fn_protobuf(client.PullObject, node, run)
         self._confirm = make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, run)
 
-    def arrived(self, letters: Iterable[str]) -> dict[str, Message | Failure]:
-        """Those that are whole by now, or will never be. Nothing is waited for."""
-        wanted = list(letters)
-        self._look([letter for letter in wanted if letter not in self._coming])
+    def poll(self, message_ids: Iterable[str]) -> dict[str, Message | Failure]:
+        """Return the replies that are complete, and failures for those that never will be. Do not wait."""
+        wanted = list(message_ids)
+        self._find_new([message_id for message_id in wanted if message_id not in self._partial])
         now = time.monotonic()
-        found: dict[str, Message | Failure] = {}
-        for letter in wanted:
-            coming = self._coming.get(letter)
-            if coming is not None:
-                coming.asked = now
-                self._collect(letter, coming, found)
-        for letter, coming in list(self._coming.items()):
-            if now - coming.asked > FORGOTTEN_SECONDS:
-                del self._coming[letter]
-        return found
+        replies: dict[str, Message | Failure] = {}
+        for message_id in wanted:
+            partial = self._partial.get(message_id)
+            if partial is not None:
+                partial.last_polled = now
+                self._collect(message_id, partial, replies)
+        for message_id, partial in list(self._partial.items()):
+            if now - partial.last_polled > EXPIRY_SECONDS:
+                del self._partial[message_id]
+        return replies
 
-    def _look(self, letters: list[str]) -> None:
-        """Which replies there are. The letter is the one that the SuperLink names, whatever the reply says itself."""
-        if not letters:
+    def _find_new(self, message_ids: list[str]) -> None:
+        """Ask which replies have been announced.
+
+        The SuperLink says which message a reply answers; what the reply itself claims does not count.
+        """
+        if not message_ids:
             return
-        got = self._client.PullMessages(PullAppMessagesRequest(message_ids=letters))
-        for head, tree in zip(got.messages_list, got.message_object_trees, strict=True):
-            letter = head.metadata.reply_to_message_id
-            if letter in letters:
-                self._coming[letter] = _Coming(head.metadata.message_id, _pieces_of(tree), time.monotonic())
+        response = self._client.PullMessages(PullAppMessagesRequest(message_ids=message_ids))
+        for header, tree in zip(response.messages_list, response.message_object_trees, strict=True):
+            message_id = header.metadata.reply_to_message_id
+            if message_id in message_ids:
+                self._partial[message_id] = _PartialReply(
+                    header.metadata.message_id, _piece_ids(tree), time.monotonic()
+                )
 
-    def _collect(self, letter: str, coming: _Coming, found: dict[str, Message | Failure]) -> None:
+    def _collect(self, message_id: str, partial: _PartialReply, replies: dict[str, Message | Failure]) -> None:
         try:
-            if not self._whole(coming):
+            if not self._download(partial):
                 return
-            found[letter] = _message(coming, self._limit)
+            replies[message_id] = _assemble(partial, self._limit)
         except PayloadError as error:
-            found[letter] = Failure("refused", str(error))
+            replies[message_id] = Failure("refused", str(error))
         except ObjectPullError:
-            found[letter] = Failure("unavailable", "the reply was lost on its way")
+            replies[message_id] = Failure("unavailable", "the reply was lost in transit")
         except httpx.HTTPStatusError as error:
-            if error.response.status_code >= 500:  # the SuperLink's own trouble, not this reply's
+            if error.response.status_code >= 500:  # a problem of the SuperLink, not of this reply
                 raise
-            found[letter] = Failure("refused", f"a part of the reply is refused: {error.response.status_code}")
+            replies[message_id] = Failure(
+                "refused", f"the SuperLink refused a part of the reply: {error.response.status_code}"
+            )
         except httpx.HTTPError:
             raise
-        except Exception as error:  # whatever Flower's reading of it meets
-            found[letter] = Failure("refused", f"the reply is malformed: {type(error).__name__}")
-        del self._coming[letter]
+        except Exception as error:  # Flower's parser may raise anything
+            replies[message_id] = Failure("refused", f"the reply is malformed: {type(error).__name__}")
+        del self._partial[message_id]
         with contextlib.suppress(httpx.HTTPError):
-            self._confirm(coming.number)
+            self._confirm(partial.message_id)
 
-    def _whole(self, coming: _Coming) -> bool:
-        """Whether all of it is here, after taking what there is."""
-        if len(coming.missing) > MOST_PIECES:
-            raise PayloadError(f"the reply has {len(coming.missing)} pieces; {MOST_PIECES} are allowed")
-        while coming.missing:
+    def _download(self, partial: _PartialReply) -> bool:
+        """Download the pieces that are available. Return whether the reply is complete."""
+        if len(partial.missing) > MAX_PIECES:
+            raise PayloadError(f"the reply has {len(partial.missing)} pieces; {MAX_PIECES} are allowed")
+        while partial.missing:
             try:
-                piece = self._piece(coming.missing[-1])
+                piece = self._pull_piece(partial.missing[-1])
             except ObjectUnavailableError:
                 return False
-            coming.pieces[coming.missing.pop()] = piece
-            coming.size += len(piece)
-            if coming.size > self._limit:
+            partial.pieces[partial.missing.pop()] = piece
+            partial.size += len(piece)
+            if partial.size > self._limit:
                 raise PayloadError(f"the reply is larger than the {self._limit} bytes allowed")
         return True
 
 
-def _pieces_of(tree: ObjectTree) -> list[str]:
+def _piece_ids(tree: ObjectTree) -> list[str]:
     return list(dict.fromkeys(part.object_id for part in iterate_object_tree(tree)))
 
 
-def _message(coming: _Coming, limit: int) -> Message:
-    if _expanded(coming.pieces) > limit:
-        raise PayloadError(f"the reply is larger than the {limit} bytes allowed, as its pieces are repeated")
-    message = inflate_object_from_contents(coming.number, coming.pieces)
+def _assemble(partial: _PartialReply, limit: int) -> Message:
+    if _expanded_size(partial.pieces) > limit:
+        raise PayloadError(f"the reply is larger than the {limit} bytes allowed, because it repeats pieces")
+    message = inflate_object_from_contents(partial.message_id, partial.pieces)
     if not isinstance(message, Message):
-        raise PayloadError("the reply is malformed: it is no message")
+        raise PayloadError("the reply is malformed: it is not a message")
     return message
 
 
-def _expanded(pieces: dict[str, bytes]) -> int:
-    """How long the arrays of a reply are in all: they may name the same piece as often as they like."""
+def _expanded_size(pieces: dict[str, bytes]) -> int:
+    """Return the total size of a reply's arrays. An array may name the same piece many times."""
     total = 0
     for content in pieces.values():
         kind, children, _ = get_object_head_values_from_object_content(content)
         if kind == "Array":
-            named = json.loads(get_object_body(content, inflatable_class_registry[kind]))["arraychunk_ids"]
-            total += sum(len(pieces[children[at]]) for at in named)
+            indices = json.loads(get_object_body(content, inflatable_class_registry[kind]))["arraychunk_ids"]
+            total += sum(len(pieces[children[index]]) for index in indices)
     return total

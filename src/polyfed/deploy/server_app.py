@@ -1,4 +1,4 @@
-"""The ServerApp of an exported app, for a Flower that somebody else runs. `polyfed serve` does without it."""
+"""The ServerApp of an exported app, for users who run Flower themselves. `polyfed serve` does not use it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run the experiment of the app's config over the nodes of the grid."""
     from polyfed.config import parse
-    from polyfed.deploy.site_run import conduct
+    from polyfed.deploy.site_run import run_over_sites
     from polyfed.runs.folder import RunFolder
 
-    log = logging.getLogger("flwr")
+    logger = logging.getLogger("flwr")
     config = parse(json.loads(str(context.run_config["polyfed"])), "the app's config")
     folder = RunFolder(Path(str(context.run_config["out"])).expanduser())
-    result = conduct(grid, config, folder, None, lambda: None, log.info)
-    log.info("finished: %s, state_hash %s", folder.path, result["state_hash"])
+    result = run_over_sites(grid, config, folder, None, lambda: None, logger.info)
+    logger.info("finished: %s, state_hash %s", folder.path, result["state_hash"])

@@ -1,7 +1,7 @@
-"""What a site answers: who it is and what it brings, and the calls of a run. Its memory is a folder of its own.
+"""A site: answers the coordinator's messages, and stores its state in a folder of its own.
 
-`STATE/<run>/` is a run folder for `polyfed inspect`: config.yaml, events.jsonl (what left, in words and bytes), and
-clients/ (the site's states). The newest reply is kept too: a message that comes again gets the same bytes.
+`STATE/<run>/` is a run folder for `polyfed inspect`: config.yaml, events.jsonl (a record of every upload), and
+clients/ (the states of the site's client).
 """
 
 from __future__ import annotations
@@ -9,314 +9,268 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from polyfed.config import Config, parse, size_in_bytes
+from polyfed.config import parse, size_in_bytes
 from polyfed.core.codec import read_header
 from polyfed.core.engine import Answer, Call, Failure, Task, TrainingStats
 from polyfed.core.host import ClientMaker, Host
 from polyfed.core.probes import PROBES
 from polyfed.core.step import combined
 from polyfed.deploy.offers import Offer
+from polyfed.deploy.reply_cache import ReplyCache
+from polyfed.deploy.site_config import parse_received_config
 from polyfed.deploy.site_federation import SiteFederation
+from polyfed.deploy.site_setup import SiteSetup
 from polyfed.engines import framing
-from polyfed.engines.flower import Parcel
+from polyfed.engines.flower import SiteMessage
 from polyfed.errors import InputError, PayloadError, PolyfedError, StateError
 from polyfed.runs.atomic_files import write_atomically
 from polyfed.runs.folder import SITE_FILE, RunFolder
 from polyfed.runs.secret import load_secret
 from polyfed.runs.state_store import FolderStore
 
-MEASURED, LOSS = "evaluation", "loss"  # words of --allow for what is no field of a method
-CLIENTS, REPLY, OFFER = "clients", "last-reply.polyfed", "offer.json"
-LARGEST = 4 << 30  # bytes of a message that a site takes, unless its owner says otherwise
-MOST_PIXELS = 3 * 1024 * 1024  # numbers in one picture that a site brings its own to on a coordinator's word
-
-Bring = Callable[[Config], tuple[ClientMaker, Offer]]
+EVALUATION, LOSS = "evaluation", "loss"  # values of --allow that are not fields of a method
+CLIENTS, OFFER = "clients", "offer.json"
+MAX_MESSAGE_BYTES = 4 << 30  # that a site accepts by default
 
 
 @dataclass
 class _Run:
-    """A run that this site takes part in."""
+    """A run in which this site takes part."""
 
     folder: RunFolder
     maker: ClientMaker
     host: Host
     offer: dict[str, Any]
+    replies: ReplyCache
 
 
-class SecuredStore(FolderStore):
-    """A site's states: on the disk before the answer leaves, since the coordinator counts on them from then on."""
+class DurableStore(FolderStore):
+    """States of a site's client. A state is on disk before its reply is sent: the coordinator relies on it then."""
 
     def write(self, client: str, version: int, frame: bytes) -> None:
         write_atomically(self.path(client, version), frame)
 
 
 class Site:
-    """One site. `bring` makes its client for a config; `allow` are the fields it gives away, None: all asked for.
+    """One site. `setup` prepares it for the run of a config.
 
-    `limit` is the most bytes that it takes in one message, whatever the config says. `places` are folders and files
-    whose names stay here.
+    `allow` are the fields that it may upload, or None to allow all. `limit` is the largest message in bytes that it
+    accepts, whatever the config says. `private_paths` are folders and files whose names stay at the site.
     """
 
     def __init__(
         self,
         name: str,
         folder: Path,
-        bring: Bring,
+        setup: SiteSetup,
         allow: Sequence[str] | None = None,
         *,
-        limit: int = LARGEST,
-        places: Sequence[Path] = (),
+        limit: int = MAX_MESSAGE_BYTES,
+        private_paths: Sequence[Path] = (),
     ) -> None:
         self.name = name
         self.folder = folder
-        self._bring = bring
+        self._setup = setup
         self._allow = None if allow is None else frozenset(allow)
         self._limit = limit
-        self._places = (folder, *places)
+        self._private_paths = (folder, *private_paths)
         self._runs: dict[str, _Run] = {}
-        self._one_at_a_time = threading.Lock()
+        self._lock = threading.Lock()  # one message at a time
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        folder.chmod(0o700)  # what is in it is nobody else's
+        folder.chmod(0o700)  # private to the site's user
         write_atomically(folder / SITE_FILE, json.dumps({"name": name}).encode())
 
-    def handle(self, parcel: Parcel) -> Parcel:
-        """The answer to one message of the coordinator."""
-        with self._one_at_a_time:
-            to = parcel.digest()
+    def handle(self, message: SiteMessage) -> SiteMessage:
+        """Return the reply to one message of the coordinator. Never raise."""
+        with self._lock:
+            digest = message.digest()
             try:
-                return self._dispatched(parcel, to)
+                return self._dispatch(message, digest)
             except PolyfedError as error:
-                why = str(error)
-            except Exception as error:  # of a user's model or data, or of a message that is none
+                reason = str(error)
+            except Exception as error:  # of the user's model or data, or of an invalid message
                 logging.getLogger("polyfed").warning("a message could not be answered", exc_info=error)
-                why = f"the site met a {type(error).__name__}, which its own log tells of"
-            return Parcel({"to": to, "name": self.name, "refused": self._without_places(why)})
+                reason = f"the site raised a {type(error).__name__}; see the log of the site"
+            return SiteMessage({"to": digest, "name": self.name, "refused": self._without_paths(reason)})
 
-    def _without_places(self, words: str) -> str:
-        """A sentence that leaves, without the names of folders and files of this machine."""
-        names = {str(form) for place in self._places for form in (place, place.expanduser().resolve())}
+    def _without_paths(self, text: str) -> str:
+        """Return a text for the coordinator, without the names of folders and files of this machine."""
+        names = {str(form) for path in self._private_paths for form in (path, path.expanduser().resolve())}
         for name in sorted(names - {"", ".", "/"}, key=len, reverse=True):
-            words = re.sub(re.escape(name) + r"[^\s'\",;:]*", "a folder of this site", words)
-        return re.sub(r"(?<![\w/.:])(~|[A-Za-z]:\\|/)[^\s'\",;:]*/[^\s'\",;:]*", "a file of this site", words)
+            text = re.sub(re.escape(name) + r"[^\s'\",;:]*", "a folder of this site", text)
+        return re.sub(r"(?<![\w/.:])(~|[A-Za-z]:\\|/)[^\s'\",;:]*/[^\s'\",;:]*", "a file of this site", text)
 
-    def _dispatched(self, parcel: Parcel, to: str) -> Parcel:
-        asked, settings = parcel.head.get("do"), parcel.head.get("config")
-        if asked == "hello" and isinstance(settings, Mapping):
-            run = self._begin(_run_name(parcel.head), settings)
-            said = {"offer": len(json.dumps(run.offer))}
-            about = {"offer": "shapes of the model, samples by class"}
-            run.folder.event("left", round=0, client=self.name, step="hello", fields=said, shapes=about)
-            return Parcel({"to": to, "name": self.name, "offer": run.offer})
-        if asked == "call":
+    def _dispatch(self, message: SiteMessage, digest: str) -> SiteMessage:
+        header = message.header
+        action, settings = header.get("do"), header.get("config")
+        if action == "hello" and isinstance(settings, Mapping):
+            run = self._begin(_run_name(header), settings)
+            fields = {"offer": len(json.dumps(run.offer))}
+            shapes = {"offer": "shapes of the model, samples by class"}
+            run.folder.event("left", round=0, client=self.name, step="hello", fields=fields, shapes=shapes)
+            return SiteMessage({"to": digest, "name": self.name, "offer": run.offer})
+        if action == "call":
             try:
-                call = framing.call_from_json(parcel.head["call"])
-                task = framing.task_from_json(parcel.head["task"], parcel.blocks.get("own", b""))
+                call = framing.call_from_json(header["call"])
+                task = framing.task_from_json(header["task"], message.blocks.get("own", b""))
                 _check_types(call, task)
             except (KeyError, TypeError, AttributeError) as error:
                 raise PayloadError(f"the message is malformed: {type(error).__name__} {error}") from None
-            return self._answer(_run_name(parcel.head), call, task, parcel.blocks.get("shared", b""), to)
-        raise PayloadError("the message asks for nothing that a site does")
+            return self._answer(_run_name(header), call, task, message.blocks.get("shared", b""), digest)
+        raise PayloadError("the message asks for an action that a site does not have")
 
     # runs
 
     def _begin(self, run: str, settings: Mapping[str, Any]) -> _Run:
-        """Take part in a run; one that is known goes on, if it is the same."""
-        config = received(settings)
+        """Start or resume a run. Raise `InputError` if it is known with another config, model or data."""
+        config = parse_received_config(settings)
         folder = RunFolder(self.folder / run)
-        known = folder.exists()
-        if known and parse(folder.config(), str(folder.config_file)).hash() != config.hash():
-            raise InputError(f"run {run} is known here with another config")
+        resumed = folder.exists()
+        if resumed and parse(folder.config(), str(folder.config_file)).hash() != config.hash():
+            raise InputError(f"this site has already started run {run} with another config")
         if run not in self._runs:
-            maker, offer = self._bring(config)
+            maker, offer = self._setup(config)
             self._check_same(folder.path / OFFER, run, maker, offer)
             if isinstance(maker, SiteFederation):
-                maker.secret = load_secret(self.folder)  # else whoever knows the run's seed could take its noise off
+                maker.secret = load_secret(
+                    self.folder
+                )  # otherwise the run's seed would be enough to remove the noise
             engine = config.engine
             host = Host(
                 maker,
-                SecuredStore(folder.path / CLIENTS),
+                DurableStore(folder.path / CLIENTS),
                 size_in_bytes(engine.memory_budget),
                 min(size_in_bytes(engine.message_limit), self._limit),
             )
-            self._runs = {run: _Run(folder, maker, host, offer.to_json())}  # one at a time in memory
-        if not known:
+            # only one run is held in memory
+            self._runs = {run: _Run(folder, maker, host, offer.to_json(), ReplyCache(folder.path))}
+        if not resumed:
             folder.create({**config.to_dict(), "name": config.run_name})
-            write_atomically(folder.path / OFFER, _identity(self._runs[run].maker, self._runs[run].offer))
+            write_atomically(folder.path / OFFER, _fingerprint(self._runs[run].maker, self._runs[run].offer))
             folder.event("started", rounds=config.rounds, clients=config.clients, client=self.name)
         return self._runs[run]
 
     def _check_same(self, file: Path, run: str, maker: ClientMaker, offer: Offer) -> None:
-        """A run goes on with the model and the data that it began with."""
-        if file.exists() and file.read_bytes() != _identity(maker, offer.to_json()):
-            raise InputError(f"site {self.name} came back with another model or other data than it began {run} with")
+        """Raise `InputError` if a resumed run has another model or other data than at its start."""
+        if file.exists() and file.read_bytes() != _fingerprint(maker, offer.to_json()):
+            raise InputError(f"site {self.name} started run {run} with another model or other data")
 
-    def _known(self, run: str) -> _Run:
-        """A run that said hello, before or after this process began."""
+    def _known_run(self, run: str) -> _Run:
+        """Return a run whose handshake is complete, in this process or in an earlier one."""
         if run not in self._runs:
             folder = RunFolder(self.folder / run)
             if not folder.exists():
-                raise StateError(f"site {self.name} knows nothing of this run; its state was lost")
+                raise StateError(f"site {self.name} does not know this run; its state was lost")
             self._begin(run, folder.config())
         return self._runs[run]
 
     # calls
 
-    def _answer(self, name: str, call: Call, task: Task, shared: bytes, to: str) -> Parcel:
+    def _answer(self, name: str, call: Call, task: Task, shared: bytes, digest: str) -> SiteMessage:
         try:
-            run = self._known(name)
-            again = self._repeated(run, to)
-            if again is not None:
+            run = self._known_run(name)
+            cached = run.replies.load(digest)
+            if cached is not None:
                 run.folder.event("repeated", round=call.round, call=call.number)
-                return again
+                return cached
             self._check_allowed(run, call, task)
             answer = run.host.handle(call, task, shared)
         except StateError as error:
-            why = self._without_places(str(error))
-            return self._reply(Answer(task.client, failure=Failure("unavailable", why)), to)
+            reason = self._without_paths(str(error))
+            return self._reply(Answer(task.client, failure=Failure("unavailable", reason)), digest)
         except PayloadError as error:
             answer = Answer(task.client, failure=Failure("refused", str(error)))
-        told = self._told(answer)
-        self._record(run, call, answer, told.trained)
-        reply = self._reply(told, to)
+        public = self._public_answer(answer)
+        self._record(run, call, answer, public.trained)
+        reply = self._reply(public, digest)
         if answer.failure is None and call.steps:
-            write_atomically(run.folder.path / REPLY, packed(reply))
+            run.replies.save(reply)
         return reply
 
     def _check_allowed(self, run: _Run, call: Call, task: Task) -> None:
-        """Refuse what this site does not give away, before anything is computed."""
+        """Raise `PayloadError` before anything is computed if the call asks for a field that is not allowed."""
         if task.client != self.name:
             raise PayloadError(f"this is site {self.name}, not {task.client}")
         if self._allow is None:
             return
-        measured = [measure if measure in PROBES else MEASURED for measure in call.measures or (MEASURED,)]
-        asked = [*combined(run.maker.method, call.steps).up] if call.steps else measured
-        for field in asked:
+        measures = [measure if measure in PROBES else EVALUATION for measure in call.measures or (EVALUATION,)]
+        fields = [*combined(run.maker.method, call.steps).up] if call.steps else measures
+        for field in fields:
             if field not in self._allow:
                 raise PayloadError(
-                    f"site {self.name} does not give away '{field}'; it allows {', '.join(sorted(self._allow))}"
+                    f"site {self.name} does not allow '{field}' to be uploaded; it allows "
+                    f"{', '.join(sorted(self._allow))}"
                 )
 
-    def _told(self, answer: Answer) -> Answer:
-        """What the coordinator learns besides the fields: no words of a user's code, no loss if it is barred."""
+    def _public_answer(self, answer: Answer) -> Answer:
+        """Return an answer without the error texts of user code, and without the loss if it is not allowed."""
         failure, trained = answer.failure, answer.trained
         if failure is not None:
-            words = failure.message
+            text = failure.message
             if failure.kind == "raised":
-                words = "its step raised an error, which the site's own events.jsonl tells"
+                text = "its step raised an error; see events.jsonl at the site"
             kind = "unavailable" if failure.kind == "storage" else failure.kind
-            failure = Failure(kind, self._without_places(words))
+            failure = Failure(kind, self._without_paths(text))
         if self._allow is not None and LOSS not in self._allow:
             trained = ()
         return replace(answer, failure=failure, trained=trained)
 
-    def _reply(self, answer: Answer, to: str) -> Parcel:
-        head = {"to": to, "name": self.name, "answer": framing.answer_to_json(answer)}
-        return Parcel(head, {"frame": answer.frame} if answer.frame else {})
-
-    def _repeated(self, run: _Run, to: str) -> Parcel | None:
-        """The reply that was given to the same message before, if it was the last."""
-        try:
-            with (run.folder.path / REPLY).open("rb") as file:  # its head first: the rest may be large
-                start = file.read(8)
-                text = file.read(int.from_bytes(start, "little"))
-                if json.loads(text)["head"]["to"] != to:
-                    return None
-                return unpacked(b"".join((start, text, file.read())))
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+    def _reply(self, answer: Answer, digest: str) -> SiteMessage:
+        header = {"to": digest, "name": self.name, "answer": framing.answer_to_json(answer)}
+        return SiteMessage(header, {"frame": answer.frame} if answer.frame else {})
 
     def _record(self, run: _Run, call: Call, answer: Answer, trained: Sequence[TrainingStats]) -> None:
-        """What leaves, in words and bytes, as a run folder tells it."""
-        step = "+".join(call.steps) or MEASURED
+        """Record what is uploaded, or the failure, as an event of the run folder."""
         if answer.failure is not None:
-            why = answer.failure
             run.folder.event(
                 "failure",
                 round=call.round,
                 client=self.name,
                 call=call.number,
                 steps=list(call.steps or ("evaluate",)),
-                kind=why.kind,
-                message=why.message,
-                detail=why.detail,
+                kind=answer.failure.kind,
+                message=answer.failure.message,
+                detail=answer.failure.detail,
             )
             return
-        seen = read_header(answer.frame)
-        fields, shapes = seen.sizes(), seen.shapes()
+        header = read_header(answer.frame)
+        fields, shapes = header.sizes(), header.shapes()
         if trained:
             fields[LOSS], shapes[LOSS] = 24 * len(trained), "mean loss, samples and steps of training"
+        step = "+".join(call.steps) or EVALUATION
         run.folder.event("left", round=call.round, client=self.name, step=step, fields=fields, shapes=shapes)
 
 
-FILES = ("source", "checkpoint")  # fields of methods that name files, which only the server opens
-AT_COORDINATOR = "at-the-coordinator"
-
-
-def public(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A config without what belongs to one machine: what it imports, whom it reports to, and where its files are."""
-    shown = {key: value for key, value in settings.items() if key not in ("imports", "track", "versions")}
-    if isinstance(method := shown.get("method"), Mapping):
-        shown["method"] = {key: AT_COORDINATOR if key in FILES and value else value for key, value in method.items()}
-    return {**shown, "data": {**shown.get("data", {}), "root": None}}
-
-
-def received(settings: Mapping[str, Any]) -> Config:
-    """A config from a coordinator. It is data: nothing in it makes this machine import or open anything."""
-    config = parse(public(settings), "the coordinator's config")
-    if "path" in config.data.partition:
-        raise InputError("the config names a partition file, which a site does not open on a coordinator's word")
-    if config.data.shape is not None and math.prod(config.data.shape) > MOST_PIXELS:
-        raise InputError(f"data.shape is {config.data.shape}; a site makes no pictures of over {MOST_PIXELS} numbers")
-    return config
-
-
 def _check_types(call: Call, task: Task) -> None:
-    """Numbers are numbers and names are texts: they become parts of file names, among other things."""
+    """Raise `TypeError` unless numbers are integers and names are texts. They become parts of file names."""
     numbers = (call.number, call.round, task.base, *task.discard)
     texts = (task.client, *call.steps, *call.labels, *call.measures)
     if not all(type(number) is int and abs(number) < 1 << 53 for number in numbers):
-        raise TypeError("a number of a call or of a state is none")
+        raise TypeError("a number of a call or of a state is not an integer")
     if not all(isinstance(text, str) for text in texts) or not (call.steps or call.measures):
         raise TypeError("steps and measures must be names")
 
 
-def _identity(maker: ClientMaker, offer: Mapping[str, Any]) -> bytes:
-    """What a site is like in a run: what it tells of itself, and a digest of some of its data, which stays here."""
-    seen = hashlib.sha256()
+def _fingerprint(maker: ClientMaker, offer: Mapping[str, Any]) -> bytes:
+    """Return the offer and a digest of a sample of the data. It identifies the site's setup and stays at the site."""
+    digest = hashlib.sha256()
     if isinstance(maker, SiteFederation):
         images, labels = maker.train.images, maker.train.labels
-        seen.update(labels.numpy().tobytes())
-        seen.update(images[:: max(1, len(images) // 64)].contiguous().numpy().tobytes())
-    return json.dumps({"offer": offer, "data": seen.hexdigest()}, sort_keys=True).encode()
+        digest.update(labels.numpy().tobytes())
+        digest.update(images[:: max(1, len(images) // 64)].contiguous().numpy().tobytes())
+    return json.dumps({"offer": offer, "data": digest.hexdigest()}, sort_keys=True).encode()
 
 
-def _run_name(head: Mapping[str, Any]) -> str:
-    """The run's name, which becomes a folder."""
-    run = head.get("run")
+def _run_name(header: Mapping[str, Any]) -> str:
+    """Return the run's name, which becomes the name of a folder."""
+    run = header.get("run")
     if not isinstance(run, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", run):
-        raise InputError("the message names no run")
+        raise InputError("the message has no valid name of a run")
     return run
-
-
-def packed(parcel: Parcel) -> bytes:
-    """A parcel as one block of bytes."""
-    text = json.dumps({"head": parcel.head, "sizes": {name: len(b) for name, b in parcel.blocks.items()}}).encode()
-    return b"".join((len(text).to_bytes(8, "little"), text, *parcel.blocks.values()))
-
-
-def unpacked(data: bytes) -> Parcel:
-    end = 8 + int.from_bytes(data[:8], "little")
-    about = json.loads(data[8:end])
-    blocks = {}
-    for name, size in about["sizes"].items():
-        blocks[name] = data[end : end + size]
-        end += size
-    return Parcel(about["head"], blocks)

@@ -1,4 +1,4 @@
-"""The coordinator's way to its sites: Flower's grid, with sites called by their names instead of random numbers."""
+"""The coordinator's link to its sites over Flower's grid. It addresses sites by name; Flower uses random numbers."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import httpx
 
 from polyfed.core.engine import Failure
 from polyfed.deploy.flower_adapter import ErrorCode, Grid, Message
-from polyfed.deploy.messages import KIND, from_message, to_record
-from polyfed.deploy.serverapp_task import PatientGrid
-from polyfed.engines.flower import Parcel
+from polyfed.deploy.messages import MESSAGE_TYPE, from_flower_message, to_record_dict
+from polyfed.deploy.serverapp_task import RaisingGrid
+from polyfed.engines.flower import SiteMessage
 from polyfed.errors import PayloadError, PolyfedError, RunError
 
-HELLO_SECONDS = 120.0  # a site loads its data and builds its model before it answers
-LONGEST = 600  # characters of a sentence that a site may have repeated
-REFUSED_SECONDS = 60.0  # after which a site that was refused is asked again
-PATIENCE = 30.0  # seconds for which a SuperLink that does not answer is asked again
+HANDSHAKE_SECONDS = 120.0  # a site loads its data and builds its model before it answers
+MAX_TEXT = 600  # characters of a site's text that are passed on
+REFUSED_SECONDS = 60.0  # after which the handshake with a refused site is repeated
+RETRY_SECONDS = 30.0  # for which requests to a SuperLink that does not answer are repeated
 
-# What Flower says of a message without a reply, in the words of an engine.
-KINDS: dict[int, Any] = {
-    ErrorCode.MESSAGE_UNAVAILABLE: ("unavailable", "the message was lost on its way"),
-    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: ("unavailable", "the reply was lost on its way"),
+# Flower's error codes of a message without a reply, as kind and text of a failure.
+FAILURES: dict[int, Any] = {
+    ErrorCode.MESSAGE_UNAVAILABLE: ("unavailable", "the message was lost in transit"),
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: ("unavailable", "the reply was lost in transit"),
     ErrorCode.NODE_UNAVAILABLE: ("unavailable", "the site went offline"),
     ErrorCode.INVALID_FAB: ("refused", "the site refused the app of this run"),
     ErrorCode.CLIENT_APP_CRASHED: ("died", "the site's process died"),
@@ -31,161 +31,166 @@ KINDS: dict[int, Any] = {
     ErrorCode.LOAD_CLIENT_APP_EXCEPTION: ("raised", "the site could not load its app"),
 }
 
-Answer = TypeVar("Answer")
+Response = TypeVar("Response")
 
 
 class GridLink:
-    """Sites by name over a grid. `name_of` gives the name that a key is registered under, where keys are used.
+    """Sites by name over a grid.
 
-    `hello` is what a node is told first; its answer says who it is and what it brings, which `check` looks at (by
-    name and offer; it raises an InputError). `say` is told who was refused. No reply may pass `limit` bytes.
+    Every new node receives `handshake`. Its reply gives its name and its offer. `name_of_key` returns the name under
+    which a key is registered, or is None if sites have no keys. `check_offer` raises `InputError` if a site of this
+    name and offer cannot take part. `notify` receives the reasons of refusals. A reply may have up to `limit` bytes.
     """
 
     def __init__(
         self,
         grid: Grid,
-        hello: Parcel,
-        name_of: Callable[[bytes], str | None] | None,
-        check: Callable[[str, dict[str, Any]], None],
-        say: Callable[[str], None],
+        handshake: SiteMessage,
+        name_of_key: Callable[[bytes], str | None] | None,
+        check_offer: Callable[[str, dict[str, Any]], None],
+        notify: Callable[[str], None],
         limit: int,
     ) -> None:
         self._grid = grid
-        self._replies = grid.replies(limit) if isinstance(grid, PatientGrid) else None
-        self._say = say
-        self._hello = hello
-        self._name_of = name_of
-        self._check = check
-        self._nodes: dict[str, int] = {}  # of the sites that have said hello
-        self._greeted: dict[str, int] = {}  # greetings under way, and to whom
-        self._refused: dict[int, float] = {}  # and since when
-        self._said: dict[int, str] = {}  # why they were refused
+        self._downloader = grid.reply_downloader(limit) if isinstance(grid, RaisingGrid) else None
+        self._notify = notify
+        self._handshake = handshake
+        self._name_of_key = name_of_key
+        self._check_offer = check_offer
+        self._nodes: dict[str, int] = {}  # of sites whose handshake is complete
+        self._pending: dict[str, int] = {}  # nodes by the id of the handshake that they have not answered
+        self._refused: dict[int, float] = {}  # nodes, with the time of the refusal
+        self._reasons: dict[int, str] = {}  # last reported reason of a refusal, by node
         self.offers: dict[str, dict[str, Any]] = {}
 
-    # Link
+    # SiteLink
 
     def online(self) -> frozenset[str]:
-        """Nodes that are new are greeted; nobody waits for their answers, which the next look finds."""
-        here = self._present()
-        now = time.monotonic()  # one that went away, or some time, may be better
-        self._refused = {n: t for n, t in self._refused.items() if n in here and now - t < REFUSED_SECONDS}
-        # and one that went away has to say again who it is: it may come back with another model or other data
-        self._nodes = {name: node for name, node in self._nodes.items() if node in here}
-        self._meet(here)
-        strangers = here.keys() - self._nodes.values() - self._refused.keys() - set(self._greeted.values())
-        self._greet(sorted(strangers))
+        """Return the sites whose handshake is complete. Send the handshake to new nodes, but do not wait for it."""
+        present = self._present_nodes()
+        now = time.monotonic()  # a refused node that reconnects, or waits, may try again
+        self._refused = {n: t for n, t in self._refused.items() if n in present and now - t < REFUSED_SECONDS}
+        # a site that was offline repeats the handshake: it may come back with another model or other data
+        self._nodes = {name: node for name, node in self._nodes.items() if node in present}
+        self._collect_handshakes(present)
+        new = present.keys() - self._nodes.values() - self._refused.keys() - set(self._pending.values())
+        self._send_handshakes(sorted(new))
         return frozenset(self._nodes)
 
-    def send(self, parcels: Mapping[str, Parcel], seconds: float) -> dict[str, str]:
-        letters = [Message(to_record(p), self._nodes[name], KIND, ttl=seconds) for name, p in parcels.items()]
-        return {name: number for name, number in zip(parcels, self._push(letters), strict=True) if number}
+    def send(self, messages: Mapping[str, SiteMessage], ttl: float) -> dict[str, str]:
+        contents = [
+            Message(to_record_dict(message), self._nodes[name], MESSAGE_TYPE, ttl=ttl)
+            for name, message in messages.items()
+        ]
+        return {name: id_ for name, id_ in zip(messages, self._push(contents), strict=True) if id_}
 
-    def replies(self, letters: Iterable[str]) -> dict[str, Parcel | Failure]:
-        """Never raises for what a site sent: that is the failure of its letter."""
-        wanted, ways = list(letters), self._replies
-        if ways is not None:
-            return {letter: opened(reply) for letter, reply in asked(lambda: ways.arrived(wanted)).items()}
-        found: dict[str, Parcel | Failure] = {}
-        for letter in wanted:  # one at a time, so that a bad reply spoils no other
+    def poll(self, message_ids: Iterable[str]) -> dict[str, SiteMessage | Failure]:
+        """Return the replies that have arrived. An invalid reply becomes a failure and never raises."""
+        wanted, downloader = list(message_ids), self._downloader
+        if downloader is not None:
+            downloads = retry_while_busy(lambda: downloader.poll(wanted))
+            return {message_id: unwrap_reply(reply) for message_id, reply in downloads.items()}
+        replies: dict[str, SiteMessage | Failure] = {}
+        for message_id in wanted:  # one at a time, so that an invalid reply does not affect the others
             try:
-                came = asked(lambda letter=letter: list(self._grid.pull_messages([letter])))  # type: ignore[misc]
+                pulled = retry_while_busy(lambda id_=message_id: list(self._grid.pull_messages([id_])))  # type: ignore[misc]
             except RunError:
                 raise
             except Exception as error:
-                found[letter] = Failure("refused", f"the reply is malformed: {type(error).__name__}")
+                replies[message_id] = Failure("refused", f"the reply is malformed: {type(error).__name__}")
             else:
-                found.update((letter, opened(message)) for message in came)
-        return found
+                replies.update((message_id, unwrap_reply(message)) for message in pulled)
+        return replies
 
-    def doubt(self, name: str) -> None:
-        """A site whose memory is not what it should be is greeted again, as one that came back."""
+    def reset(self, name: str) -> None:
         self._nodes.pop(name, None)
 
-    # who is who
+    # handshakes
 
-    def _present(self) -> dict[int, bytes]:
-        nodes = asked(lambda: list(self._grid.get_nodes()))
+    def _present_nodes(self) -> dict[int, bytes]:
+        """Return the public keys of all online nodes."""
+        nodes = retry_while_busy(lambda: list(self._grid.get_nodes()))
         return {node.node_id: bytes(node.public_key) for node in nodes}
 
-    def _push(self, letters: list[Message]) -> list[str]:
-        """Not tried again: a letter that Flower has already would be refused the second time."""
-        if not letters:
+    def _push(self, messages: list[Message]) -> list[str]:
+        """Send messages once. Flower would refuse a repeated message that it already has."""
+        if not messages:
             return []
         try:
-            return list(self._grid.push_messages(letters))
+            return list(self._grid.push_messages(messages))
         except httpx.HTTPError as error:
-            raise RunError(f"the SuperLink did not take the messages: {error}") from None
+            raise RunError(f"the SuperLink did not accept the messages: {error}") from None
 
-    def _greet(self, strangers: list[int]) -> None:
-        letters = [Message(to_record(self._hello), node, KIND, ttl=HELLO_SECONDS) for node in strangers]
-        self._greeted.update(zip(self._push(letters), strangers, strict=True))
+    def _send_handshakes(self, nodes: list[int]) -> None:
+        content = [Message(to_record_dict(self._handshake), n, MESSAGE_TYPE, ttl=HANDSHAKE_SECONDS) for n in nodes]
+        self._pending.update(zip(self._push(content), nodes, strict=True))
 
-    def _meet(self, here: Mapping[int, bytes]) -> None:
-        """Who has answered the greeting by now."""
-        for number, reply in self.replies(self._greeted).items():
-            node = self._greeted.pop(number)
-            if node in here:  # else it is greeted anew when it comes back
-                self._welcome(node, here[node], reply)
+    def _collect_handshakes(self, present: Mapping[int, bytes]) -> None:
+        for message_id, reply in self.poll(self._pending).items():
+            node = self._pending.pop(message_id)
+            if node in present:  # otherwise it receives a new handshake when it comes back
+                self._complete_handshake(node, present[node], reply)
 
-    def _welcome(self, node: int, key: bytes, reply: Parcel | Failure) -> None:
-        registered = self._name_of(key) if self._name_of is not None else None
+    def _complete_handshake(self, node: int, key: bytes, reply: SiteMessage | Failure) -> None:
+        registered = self._name_of_key(key) if self._name_of_key is not None else None
         if isinstance(reply, Failure):
-            if reply.kind != "unavailable":  # one that only went away may come back
+            if reply.kind != "unavailable":  # a site that went offline may come back
                 self._refuse(node, f"site {registered or node}: {reply.message}")
             return
-        name, offer = reply.head.get("name"), reply.head.get("offer")
-        if reply.head.get("to") != self._hello.digest() or not isinstance(name, str) or len(name) > LONGEST:
-            self._refuse(node, f"site {registered or node} answered something else than the greeting")
-        elif "refused" in reply.head:
-            self._refuse(node, f"site {registered or name}: {str(reply.head['refused'])[:LONGEST]}")
+        header = reply.header
+        name, offer = header.get("name"), header.get("offer")
+        if header.get("to") != self._handshake.digest() or not isinstance(name, str) or len(name) > MAX_TEXT:
+            self._refuse(node, f"site {registered or node} did not answer the handshake")
+        elif "refused" in header:
+            self._refuse(node, f"site {registered or name}: {str(header['refused'])[:MAX_TEXT]}")
         elif not isinstance(offer, dict):
-            self._refuse(node, f"site {registered or name} said hello without an offer")
-        elif self._name_of is not None and name != registered:
-            self._refuse(node, f"a site calls itself {name}, but its key belongs to {registered or 'nobody'}")
+            self._refuse(node, f"site {registered or name} answered the handshake without an offer")
+        elif self._name_of_key is not None and name != registered:
+            self._refuse(node, f"a site calls itself {name}, but its key belongs to {registered or 'no site'}")
         elif name in self.offers and self.offers[name] != offer:
-            self._refuse(node, f"site {name} came back with another model or other data than it began with")
+            self._refuse(node, f"site {name} came back with another model or other data than it started with")
         else:
             try:
-                self._check(name, offer)
+                self._check_offer(name, offer)
             except PolyfedError as error:
-                self._refuse(node, f"site {name}: {str(error)[:LONGEST]}")
-            except Exception as error:  # of an offer that is anything at all
-                self._refuse(node, f"site {name}: its offer cannot be read ({type(error).__name__})")
+                self._refuse(node, f"site {name}: {str(error)[:MAX_TEXT]}")
+            except Exception as error:  # an offer may hold anything
+                self._refuse(node, f"site {name}: its offer is not readable ({type(error).__name__})")
             else:
                 self._nodes[name] = node
                 self.offers[name] = offer
 
-    def _refuse(self, node: int, why: str) -> None:
+    def _refuse(self, node: int, reason: str) -> None:
         self._refused[node] = time.monotonic()
-        if self._said.get(node) != why:
-            self._said[node] = why
-            self._say(why)
+        if self._reasons.get(node) != reason:
+            self._reasons[node] = reason
+            self._notify(reason)
 
 
-def asked(question: Callable[[], Answer]) -> Answer:
-    """What the SuperLink answers; one that is busy is asked again."""
-    deadline = time.monotonic() + PATIENCE
+def retry_while_busy(request: Callable[[], Response]) -> Response:
+    """Return the SuperLink's response. Repeat the request while the SuperLink is busy."""
+    deadline = time.monotonic() + RETRY_SECONDS
     while True:
         try:
-            return question()
+            return request()
         except httpx.HTTPError as error:
-            gone = isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500
-            if gone or time.monotonic() > deadline:
-                raise RunError(f"the SuperLink does not answer any more: {error}") from None
+            refused = isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500
+            if refused or time.monotonic() > deadline:
+                raise RunError(f"the SuperLink no longer answers: {error}") from None
             time.sleep(1.0)
 
 
-def opened(message: Message | Failure) -> Parcel | Failure:
-    """What a reply of Flower's holds."""
+def unwrap_reply(message: Message | Failure) -> SiteMessage | Failure:
+    """Return the message of polyfed in a reply. An error or an invalid reply becomes a failure."""
     if isinstance(message, Failure):
         return message
     try:
         if message.has_error():
-            kind, words = KINDS.get(message.error.code, ("unavailable", "Flower reports an error"))
-            said = str(message.error.reason or "")[:LONGEST]
-            return Failure(kind, f"{words}: {said}" if said else words)
-        return from_message(message)
+            kind, text = FAILURES.get(message.error.code, ("unavailable", "Flower reports an error"))
+            reason = str(message.error.reason or "")[:MAX_TEXT]
+            return Failure(kind, f"{text}: {reason}" if reason else text)
+        return from_flower_message(message)
     except PayloadError as error:
         return Failure("refused", str(error))
-    except Exception as error:  # it is the sender's own making
+    except Exception as error:  # the sender decides what it sends
         return Failure("refused", f"the reply is malformed: {type(error).__name__}")

@@ -1,4 +1,4 @@
-"""A run over the sites of a grid: who they are, what they bring, and the experiment."""
+"""A run over the sites of a grid: wait for the sites, collect their offers, and run the experiment."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from polyfed.deploy.agreement import SITES
 from polyfed.deploy.flower_adapter import Grid
 from polyfed.deploy.offers import Offer, check_offer
 from polyfed.deploy.remote_federation import RemoteFederation
-from polyfed.deploy.site import public
+from polyfed.deploy.site_config import public_config
 from polyfed.deploy.site_link import GridLink
-from polyfed.engines.flower import FlowerEngine, Parcel
+from polyfed.engines.flower import FlowerEngine, SiteMessage
 from polyfed.errors import InputError
 from polyfed.experiment import Experiment, Observer, versions
 from polyfed.federation import simulation
@@ -28,66 +28,68 @@ from polyfed.runs.folder import RunFolder
 from polyfed.runs.records import Result
 
 TIMEOUT = 600.0  # seconds that a site may take for one call, unless the config says otherwise
-RETURN_SECONDS = 60.0  # that a run which goes on waits for sites it knows; later they are taken back as they come
-Say = Callable[[str], None]
+RETURN_SECONDS = 60.0  # that a resumed run waits for its sites; those that come later take part from then on
+Notify = Callable[[str], None]
 
 
-def conduct(
+def run_over_sites(
     grid: Grid,
     config: Config,
     folder: RunFolder,
-    name_of: Callable[[bytes], str | None] | None,
-    check: Callable[[], None],
-    say: Say,
+    name_of_key: Callable[[bytes], str | None] | None,
+    check_alive: Callable[[], None],
+    notify: Notify,
     observers: Sequence[Observer] = (),
 ) -> Result:
-    """Run an experiment over the sites, from the start or from its last checkpoint; gives its result.
+    """Run an experiment over the sites, from the start or from its last checkpoint. Return its result.
 
-    `name_of` gives the name of a site by its key, where keys are used; `check` raises when waiting is in vain.
+    `name_of_key` returns the site name of a key, or is None if sites have no keys. `check_alive` raises if waiting
+    for sites has become pointless.
     """
-    done = folder.result()
-    if done is not None:
-        return done
+    result = folder.result()
+    if result is not None:
+        return result
     import_user_modules(config.imports)
     tracking = trackers.check(config.track)
-    identity = Identity(folder, config)
-    hello = Parcel({"do": "hello", "run": identity.run, "config": public(config.to_dict())})
-    link = GridLink(grid, hello, name_of, checker(config), say, size_in_bytes(config.engine.message_limit))
-    link.offers.update(identity.offers)
-    gather(link, config, check, say)
-    plan = plan_of(config, link.offers)
-    engine = FlowerEngine(link, run=identity.run, timeout=config.engine.timeout or TIMEOUT)
-    with trackers.tracked(config.track, tracking, say) as watchers:
+    record = SitesRecord(folder, config)
+    handshake = SiteMessage({"do": "hello", "run": record.run, "config": public_config(config.to_dict())})
+    limit = size_in_bytes(config.engine.message_limit)
+    link = GridLink(grid, handshake, name_of_key, offer_checker(config), notify, limit)
+    link.offers.update(record.offers)
+    wait_for_sites(link, config, check_alive, notify)
+    plan = plan_from_offers(config, link.offers)
+    engine = FlowerEngine(link, run=record.run, timeout=config.engine.timeout or TIMEOUT)
+    with trackers.tracked(config.track, tracking, notify) as watchers:
         experiment = Experiment(plan, folder, [*observers, *watchers], engine)
         if not folder.exists():
             folder.create({**config.to_dict(), "name": config.run_name, "versions": versions()})
-        identity.keep(link.offers)
+        record.save(link.offers)
         return experiment.run()
 
 
-def gather(link: GridLink, config: Config, check: Callable[[], None], say: Say) -> None:
-    """Wait until every site has said what it brings.
+def wait_for_sites(link: GridLink, config: Config, check_alive: Callable[[], None], notify: Notify) -> None:
+    """Wait until every site has sent its offer.
 
-    A run that goes on has their words from before: then it waits a while for all, and goes on with those who came.
+    A resumed run has the offers already. It waits for all sites for a while, and continues with those that came.
     """
-    said = ""
-    patience = time.monotonic() + RETURN_SECONDS
+    notified = ""
+    deadline = time.monotonic() + RETURN_SECONDS
     while True:
         online = link.online()
         absent = [name for name in config.client_names if name not in online]
         unknown = [name for name in absent if name not in link.offers]
-        if not absent or (online and not unknown and time.monotonic() > patience):
+        if not absent or (online and not unknown and time.monotonic() > deadline):
             return
-        waiting = f"waiting for {', '.join(absent)}"
-        if waiting != said:
-            said = waiting
-            say(waiting)
-        check()
+        notice = f"waiting for {', '.join(absent)}"
+        if notice != notified:
+            notified = notice
+            notify(notice)
+        check_alive()
         time.sleep(0.2)
 
 
-class Identity:
-    """What a run is called between coordinator and sites, and what they offered; kept with the run."""
+class SitesRecord:
+    """The file sites.json of a run folder: the run's name between coordinator and sites, and the sites' offers."""
 
     def __init__(self, folder: RunFolder, config: Config) -> None:
         self._file = folder.path / "sites.json"
@@ -95,19 +97,19 @@ class Identity:
         plain = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in config.run_name)
         self.run = f"{plain.lstrip('._-')[:80] or 'run'}-{secrets.token_hex(6)}"
         with contextlib.suppress(FileNotFoundError):
-            kept = json.loads(self._file.read_text())
-            self.run, self.offers = kept["run"], kept["offers"]
+            content = json.loads(self._file.read_text())
+            self.run, self.offers = content["run"], content["offers"]
 
-    def keep(self, offers: Mapping[str, dict[str, Any]]) -> None:
+    def save(self, offers: Mapping[str, dict[str, Any]]) -> None:
         write_atomically(self._file, json.dumps({"run": self.run, "offers": dict(offers)}).encode())
 
 
-def checker(config: Config) -> Callable[[str, dict[str, Any]], None]:
-    """What looks at the offer of a site, by its name; raises an InputError where it cannot take part."""
+def offer_checker(config: Config) -> Callable[[str, dict[str, Any]], None]:
+    """Return a function that raises `InputError` if a site of this name and offer cannot take part."""
 
     def check(name: str, entries: dict[str, Any]) -> None:
         if name not in config.client_names:
-            raise InputError(f"it is not one of this run's: {', '.join(config.client_names)}")
+            raise InputError(f"it is not part of this run; its sites are {', '.join(config.client_names)}")
         offer = Offer.from_json(entries)
         if config.data.dataset == SITES:
             check_offer(config, offer)
@@ -115,8 +117,8 @@ def checker(config: Config) -> Callable[[str, dict[str, Any]], None]:
     return check
 
 
-def plan_of(config: Config, offers: Mapping[str, dict[str, Any]]) -> Plan:
-    """The federation as the coordinator sees it. A rehearsal shares out a dataset that everybody can load."""
+def plan_from_offers(config: Config, offers: Mapping[str, dict[str, Any]]) -> Plan:
+    """Return the federation as the coordinator sees it. A rehearsal partitions a dataset that every site can load."""
     if config.data.dataset != SITES:
         return simulation.build_federation(config)
     return RemoteFederation(config, {name: Offer.from_json(offer) for name, offer in offers.items()})

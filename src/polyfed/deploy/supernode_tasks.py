@@ -1,8 +1,8 @@
-"""Sites run only the app that they have installed: polyfed takes a SuperNode's tasks, and never code from the wire.
+"""Runs the tasks of a site's SuperNode with the installed polyfed, and never with code that a run brings.
 
-A SuperNode with `--isolation process` starts nothing: it keeps tasks at a local interface until somebody takes them.
-Here they are taken with a secret that only this site knows, the app that came with a task is compared with the
-installed one without being unpacked, and the message is given to a function of the installed polyfed.
+A SuperNode with `--isolation process` starts nothing: it keeps tasks at a local interface until a process takes them.
+polyfed takes them with a secret that only this site knows. It compares the app of a task with the installed one
+without unpacking it, and passes the message to a function of the installed polyfed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 
 import polyfed
-from polyfed.deploy.app_bundle import bundle_hash
+from polyfed.deploy.app_bundle import app_hash
 from polyfed.deploy.flower_adapter import (
     AcquireTaskRequest,
     Context,
@@ -50,25 +50,25 @@ from polyfed.deploy.flower_adapter import (
 )
 from polyfed.errors import PolyfedError, RunError
 
-POLL = 0.1
-# Everything that a coordinator can put into a SuperNode's queue, so that nothing foreign stays there unanswered.
-TASKS = (TaskType.CLIENT_APP, TaskType.AGENT_APP)
+POLL_SECONDS = 0.1
+# All types that a coordinator can put into a SuperNode's queue, so that no foreign task stays there unanswered.
+TASK_TYPES = (TaskType.CLIENT_APP, TaskType.AGENT_APP)
 
-Handle = Callable[[Message], RecordDict]
-Say = Callable[[str], None]
+Handler = Callable[[Message], RecordDict]
+Notify = Callable[[str], None]
 
 
 class ForeignAppError(PolyfedError):
-    """A run brought an app that is not the installed one; the coordinator gets the sentence as the reply."""
+    """A run brought an app that is not the installed one. The coordinator gets the message as the reply."""
 
 
 def is_installed_app(content: bytes) -> bool:
-    """Whether an app that came over the wire is the installed one, by its bytes; what its sender says counts not."""
-    return hashlib.sha256(content).hexdigest() == bundle_hash()
+    """Return whether an app bundle from the network is the installed one, by the hash of its bytes."""
+    return hashlib.sha256(content).hexdigest() == app_hash()
 
 
-def new_secret(file: Path) -> bytes:
-    """A fresh secret in a file that only its owner may read (`--superexec-auth-secret-file`)."""
+def create_secret(file: Path) -> bytes:
+    """Write a new secret to a file that only its owner can read (`--superexec-auth-secret-file`), and return it."""
     secret = secrets.token_bytes(32)
     file.unlink(missing_ok=True)
     file.touch(mode=0o600, exist_ok=False)
@@ -77,63 +77,63 @@ def new_secret(file: Path) -> bytes:
 
 
 @dataclass(frozen=True)
-class Taker:
-    """Takes the tasks of the SuperNode at `address` (loopback) and answers them with `handle`, each in a thread.
+class TaskRunner:
+    """Takes the tasks of the SuperNode at `address` (loopback) and answers each in a thread with `handler`.
 
-    A SuperNode has one message at a time; when it has another, whatever was left of the one before is given up.
+    A SuperNode has one message at a time. When a new one arrives, the previous task is abandoned.
     """
 
     address: str
     secret: bytes
-    handle: Handle
-    refused: Say
-    authority: Path  # by which to know the SuperNode: else whoever gets its port could act as the coordinator
+    handler: Handler
+    notify: Notify
+    authority: Path  # identifies the SuperNode; otherwise any process on its port could act as the coordinator
 
     def run(self, stop: threading.Event) -> None:
-        """Until `stop`; a SuperNode that is away is waited for."""
+        """Run tasks until `stop` is set. Wait while the SuperNode is not running."""
         with self._client(signed_by_secret(self.secret)) as client:
-            outdated = threading.Event()  # of the task before
+            outdated = threading.Event()  # of the previous task
             while not stop.is_set():
                 try:
-                    token = self._acquired(client)
+                    token = self._acquire(client)
                 except httpx.HTTPError:
                     token = None
                 if token is None:
-                    stop.wait(POLL)
+                    stop.wait(POLL_SECONDS)
                     continue
                 outdated.set()
                 outdated = threading.Event()
-                threading.Thread(target=self._try, args=(token, outdated), name="task", daemon=True).start()
+                threading.Thread(target=self._run_task, args=(token, outdated), name="task", daemon=True).start()
 
-    def _acquired(self, client: RuntimeHttpClient) -> str | None:
-        """The token of the next task, if there is one."""
-        answer = client.AcquireTask(AcquireTaskRequest(supported_task_types=TASKS))
-        return answer.token if answer.HasField("task") and answer.token else None
+    def _acquire(self, client: RuntimeHttpClient) -> str | None:
+        """Return the token of the next task, or None if there is no task."""
+        response = client.AcquireTask(AcquireTaskRequest(supported_task_types=TASK_TYPES))
+        return response.token if response.HasField("task") and response.token else None
 
-    def _try(self, token: str, outdated: threading.Event) -> None:
+    def _run_task(self, token: str, outdated: threading.Event) -> None:
         try:
             self._answer(token, outdated)
         except Exception as error:
-            # the SuperNode went away, gave the task up, or passed on what is no message: the coordinator leaves
-            # this site out of the call, and the next task may be better
+            # The SuperNode stopped, abandoned the task, or forwarded something that is not a message. The coordinator
+            # leaves this site out of the call, and the site continues with the next task.
             if not outdated.is_set():
-                self.refused(f"a task could not be answered: {error}")
+                self.notify(f"a task could not be answered: {error}")
 
     def _answer(self, token: str, outdated: threading.Event) -> None:
         with self._client(signed_by_token(token)) as client:
-            beating = heartbeat(client)
-            beating.start()
-            details, ended = "the task ended without a reply", SubStatus.FAILED
+            heartbeats = heartbeat(client)
+            heartbeats.start()
+            details, status = "the task ended without a reply", SubStatus.FAILED
             try:
-                message, context, run, app = _pulled(client, outdated)
+                message, context, run, app = _pull_task(client, outdated)
                 try:
                     if not is_installed_app(app.content):
-                        raise ForeignAppError(foreign(run.fab_id, run.fab_version))
-                    reply = Message(self.handle(message), reply_to=message)
-                    details, ended = "", SubStatus.COMPLETED
+                        raise ForeignAppError(foreign_app_message(run.fab_id, run.fab_version))
+                    reply = Message(self.handler(message), reply_to=message)
+                    details, status = "", SubStatus.COMPLETED
                 except ForeignAppError as refusal:
                     details = str(refusal)
-                    self.refused(details)
+                    self.notify(details)
                     reply = Message(Error(ErrorCode.INVALID_FAB, details), reply_to=message)
                 except Exception as error:
                     kind = "" if isinstance(error, PolyfedError) else f"{type(error).__name__}: "
@@ -141,48 +141,49 @@ class Taker:
                     reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, details), reply_to=message)
                 push_message(client, reply, context)
             finally:
-                # nothing is kept in Flower's context
-                push_task_output(client, None, ended, details)
-                beating.stop()
+                # no state is stored in Flower's context
+                push_task_output(client, None, status, details)
+                heartbeats.stop()
 
     def _client(self, signature: Signature) -> RuntimeHttpClient:
         return runtime_client(self.address, self.authority, "flwr-clientapp", signature)
 
 
-def foreign(name: str, version: str) -> str:
-    """What a site says to a run whose app is not the installed one."""
+def foreign_app_message(name: str, version: str) -> str:
+    """Return the reply of a site to a run whose app is not the installed one."""
     return (
         f"the run brings the app '{name}' {version}, which is not the installed polyfed {polyfed.__version__}; "
-        "this site runs no code from the wire"
+        "this site runs no code from the network"
     )
 
 
-def _pulled(client: RuntimeHttpClient, outdated: threading.Event) -> tuple[Message, Context, Run, Fab]:
-    """The message of a task and what belongs to it. Its parts come as the SuperNode gets them.
+def _pull_task(client: RuntimeHttpClient, outdated: threading.Event) -> tuple[Message, Context, Run, Fab]:
+    """Return the message of a task with its context, run and app.
 
-    The parts of a message never come if its run ended meanwhile; Flower would wait for them for two hours.
+    The pieces of a message never arrive if its run has ended in the meantime. Flower would wait two hours for them;
+    this stops as soon as the task is outdated.
     """
-    got = client.PullTaskInput(PullTaskInputRequest())
-    context = context_from_proto(got.context)
-    pulled = client.PullMessages(PullAppMessagesRequest())
-    if not pulled.messages_list:
+    task = client.PullTaskInput(PullTaskInputRequest())
+    context = context_from_proto(task.context)
+    response = client.PullMessages(PullAppMessagesRequest())
+    if not response.messages_list:
         raise RunError("the SuperNode has no message for its task")
-    tree, node = pulled.message_object_trees[0], Node(node_id=context.node_id)
-    part = make_pull_object_fn_protobuf(client.PullObject, node, context.run_id)
+    tree, node = response.message_object_trees[0], Node(node_id=context.node_id)
+    pull_piece = make_pull_object_fn_protobuf(client.PullObject, node, context.run_id)
 
-    def pull(number: str) -> bytes:
+    def pull_unless_outdated(object_id: str) -> bytes:
         if outdated.is_set():
-            raise ObjectPullError(number, "the task is outdated")
-        return part(number)
+            raise ObjectPullError(object_id, "the task is outdated")
+        return pull_piece(object_id)
 
     message = pull_and_inflate_object_from_tree(
         tree,
-        pull,
+        pull_unless_outdated,
         make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, context.run_id),
         return_type=Message,
         max_tries_per_object=None,
         initial_backoff=0.05,
         backoff_cap=0.5,
     )
-    message.metadata.__dict__["_message_id"] = tree.object_id  # which Flower does not send along
-    return message, context, run_from_proto(got.run), fab_from_proto(got.fab)
+    message.metadata.__dict__["_message_id"] = tree.object_id  # Flower does not send it with the message
+    return message, context, run_from_proto(task.run), fab_from_proto(task.fab)

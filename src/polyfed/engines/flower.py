@@ -1,7 +1,7 @@
-"""Clients that are sites of their own, reached over Flower. The engine knows a link to them by name, and no more.
+"""Engine for clients that are real sites, reached over Flower. It only knows a link that addresses sites by name.
 
-Every message carries the run, the call and a digest of all of it; a reply is taken only where it names the message
-that was sent. So a reply to an old call is refused, and a repeated message brings the same reply.
+Every message holds the run, the call and the task. A reply must quote the digest of the message that it answers, so
+that a reply to an old call is refused. A repeated message gets the same reply.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ from polyfed.core.engine import Answer, Call, Failure, Task, TrainingStats
 from polyfed.engines import framing
 from polyfed.errors import PayloadError
 
-POLL = 0.2  # seconds between two looks for replies; Flower's own sleeps are longer
+POLL_SECONDS = 0.2  # between two polls for replies; Flower's own interval is longer
 
 
 @dataclass(frozen=True)
-class Parcel:
-    """What crosses between a coordinator and a site: a JSON head, and blocks of bytes by name."""
+class SiteMessage:
+    """A message between coordinator and site: a JSON header, and named blocks of bytes."""
 
-    head: Mapping[str, Any]
+    header: Mapping[str, Any]
     blocks: Mapping[str, bytes] = field(default_factory=dict)
 
     def digest(self) -> str:
-        """Of all of it."""
-        sums = {name: hashlib.sha256(block).hexdigest() for name, block in sorted(self.blocks.items())}
-        return hashlib.sha256(json.dumps([self.head, sums], sort_keys=True).encode()).hexdigest()
+        """Return the SHA-256 digest of header and blocks."""
+        digests = {name: hashlib.sha256(block).hexdigest() for name, block in sorted(self.blocks.items())}
+        return hashlib.sha256(json.dumps([self.header, digests], sort_keys=True).encode()).hexdigest()
 
 
-class Link(Protocol):
-    """Sites by name. Letters are what Flower calls messages: each sent one has a number, by which it is answered."""
+class SiteLink(Protocol):
+    """The connection to sites, which are addressed by name. Every sent message has an id, by which it is answered."""
 
     def online(self) -> frozenset[str]:
-        """The sites that can be reached now."""
+        """Return the sites that can be reached now."""
         ...
 
-    def send(self, parcels: Mapping[str, Parcel], seconds: float) -> dict[str, str]:
-        """Send each site its parcel, good for so many seconds; gives the numbers of the letters by site."""
+    def send(self, messages: Mapping[str, SiteMessage], ttl: float) -> dict[str, str]:
+        """Send each site its message, which expires after `ttl` seconds. Return the message ids by site."""
         ...
 
-    def replies(self, letters: Iterable[str]) -> dict[str, Parcel | Failure]:
-        """What has come back by now, by letter; nothing is waited for."""
+    def poll(self, message_ids: Iterable[str]) -> dict[str, SiteMessage | Failure]:
+        """Return the replies that have arrived, by the id of the message they answer. Do not wait for others."""
         ...
 
-    def doubt(self, name: str) -> None:
-        """A site says that it cannot do what is asked of it: it is to be looked at anew before the next call."""
+    def reset(self, name: str) -> None:
+        """Repeat the handshake with a site before the next call, because the site could not run its task."""
         ...
 
 
@@ -59,127 +59,129 @@ class FlowerEngine:
 
     concurrent = True
 
-    def __init__(self, link: Link, *, run: str, timeout: float) -> None:
+    def __init__(self, link: SiteLink, *, run: str, timeout: float) -> None:
         self._link = link
         self._run = run
         self._timeout = timeout
 
     def call(self, call: Call, shared: bytes, tasks: Sequence[Task]) -> Iterator[Answer]:
         online = self._link.online()
-        parcels = {task.client: self._parcel(call, shared, task) for task in tasks if task.client in online}
-        wanted = {name: parcel.digest() for name, parcel in parcels.items()}
-        letters = self._link.send(parcels, self._timeout)
-        del parcels
-        waiting = {letter: name for name, letter in letters.items()}
+        messages = {task.client: self._message(call, shared, task) for task in tasks if task.client in online}
+        digests = {name: message.digest() for name, message in messages.items()}
+        message_ids = self._link.send(messages, self._timeout)
+        del messages
+        pending = {message_id: name for name, message_id in message_ids.items()}
         deadline = time.monotonic() + self._timeout
-        done: dict[str, Answer] = {}
+        answers: dict[str, Answer] = {}
         for task in tasks:
             name = task.client
-            if name not in letters:
-                done[name] = Answer(name, failure=Failure("unavailable", f"site {name} is offline"))
-            while name not in done:
-                for letter, reply in self._link.replies(list(waiting)).items():
-                    sender = waiting.pop(letter)
-                    done[sender] = answer = answer_of(sender, reply, wanted[sender])
+            if name not in message_ids:
+                answers[name] = Answer(name, failure=Failure("unavailable", f"site {name} is offline"))
+            while name not in answers:
+                for message_id, reply in self._link.poll(list(pending)).items():
+                    sender = pending.pop(message_id)
+                    answers[sender] = answer = parse_reply(sender, reply, digests[sender])
                     if answer.failure is not None and answer.failure.kind == "unavailable":
-                        self._link.doubt(sender)
-                if name not in done and time.monotonic() >= deadline:
-                    done[name] = Answer(
+                        self._link.reset(sender)
+                if name not in answers and time.monotonic() >= deadline:
+                    answers[name] = Answer(
                         name, failure=Failure("timeout", f"no answer within {self._timeout:g} seconds")
                     )
-                elif name not in done:
-                    time.sleep(POLL)
-            yield done.pop(name)
+                elif name not in answers:
+                    time.sleep(POLL_SECONDS)
+            yield answers.pop(name)
 
     def peak_memory(self) -> int:
-        return 0  # of other people's machines
+        return 0  # unknown: the memory is on the sites' machines
 
     def close(self) -> None:
-        """The link belongs to whoever made it."""
+        """Do nothing. Whoever made the link closes it."""
 
-    def _parcel(self, call: Call, shared: bytes, task: Task) -> Parcel:
-        head = {
+    def _message(self, call: Call, shared: bytes, task: Task) -> SiteMessage:
+        header = {
             "run": self._run,
             "do": "call",
             "call": framing.call_to_json(call),
             "task": framing.task_to_json(task),
         }
-        return Parcel(head, {"shared": shared, **({"own": task.own} if task.own else {})})
+        return SiteMessage(header, {"shared": shared, **({"own": task.own} if task.own else {})})
 
 
-KINDS = ("raised", "died", "timeout", "refused", "unavailable")  # of failures that a site may tell of
-LONGEST = 2000  # characters of what a site says in words
-MOST_FITS = 1000  # that one call may tell of
-HUGE = 1e15  # no count, no loss and no time is larger
+FAILURE_KINDS = ("raised", "died", "timeout", "refused", "unavailable")  # that a site may report
+MAX_TEXT = 2000  # characters of a text that a site sends
+MAX_FITS = 1000  # training records in one reply
+MAX_VALUE = 1e15  # of every count, loss and time
 
 
-def answer_of(name: str, reply: Parcel | Failure, to: str) -> Answer:
-    """A site's answer, if it is one to the message with digest `to`; anything else is that site's failure."""
+def parse_reply(name: str, reply: SiteMessage | Failure, digest: str) -> Answer:
+    """Return a site's answer to the message with this digest. Any other reply becomes a failure of that site."""
     if isinstance(reply, Failure):
         return Answer(name, failure=reply)
     try:
-        if reply.head.get("to") != to:
-            found = str(reply.head.get("to"))[:12]
-            raise PayloadError(f"the reply answers message {found}, awaited was {to[:12]}")
-        if "refused" in reply.head:
-            return Answer(name, failure=Failure("refused", str(reply.head["refused"])[:LONGEST]))
-        head = reply.head["answer"]
-        if head["client"] != name:
-            raise PayloadError("the reply is malformed: it is another client's")
+        if reply.header.get("to") != digest:
+            quoted = str(reply.header.get("to"))[:12]
+            raise PayloadError(f"the reply answers message {quoted}; expected message {digest[:12]}")
+        if "refused" in reply.header:
+            return Answer(name, failure=Failure("refused", str(reply.header["refused"])[:MAX_TEXT]))
+        answer = reply.header["answer"]
+        if answer["client"] != name:
+            raise PayloadError("the reply is malformed: it names another client")
         return Answer(
             name,
             reply.blocks.get("frame", b""),
-            _failure(head["failure"]),
-            _text(head["digest"], "digest"),
-            _number(head["seconds"], "seconds", least=0.0),
-            tuple(_trained(fit) for fit in _listed(head["trained"])),
+            _parse_failure(answer["failure"]),
+            _parse_text(answer["digest"], "digest"),
+            _parse_number(answer["seconds"], "seconds", minimum=0.0),
+            tuple(_parse_fit(fit) for fit in _check_fits(answer["trained"])),
         )
     except PayloadError as error:
-        why = str(error)
-    except Exception as error:  # of a head that is anything at all
-        why = f"the reply is malformed: {type(error).__name__} {str(error)[:100]}"
-    return Answer(name, failure=Failure("refused", why))
+        reason = str(error)
+    except Exception as error:  # the header may hold anything
+        reason = f"the reply is malformed: {type(error).__name__} {str(error)[:100]}"
+    return Answer(name, failure=Failure("refused", reason))
 
 
-def _failure(head: Any) -> Failure | None:
-    if head is None:
+def _parse_failure(entries: Any) -> Failure | None:
+    if entries is None:
         return None
-    kind = head["kind"]
-    if kind == "storage":  # a matter of that site alone, which must not end the run
+    kind = entries["kind"]
+    if kind == "storage":  # storage at a site concerns that site alone and must not end the run
         kind = "unavailable"
-    if kind not in KINDS:
-        raise PayloadError(f"the reply is malformed: there is no failure of kind {str(kind)[:40]!r}")
-    return Failure(kind, _text(head["message"], "message"), _text(head["detail"], "detail"))
+    if kind not in FAILURE_KINDS:
+        raise PayloadError(f"the reply is malformed: unknown kind of failure {str(kind)[:40]!r}")
+    return Failure(kind, _parse_text(entries["message"], "message"), _parse_text(entries["detail"], "detail"))
 
 
-def _listed(fits: Any) -> Sequence[Any]:
-    if not isinstance(fits, list | tuple) or len(fits) > MOST_FITS:
-        raise PayloadError("the reply is malformed: 'trained' is no list of what was trained")
+def _check_fits(fits: Any) -> Sequence[Any]:
+    if not isinstance(fits, list | tuple) or len(fits) > MAX_FITS:
+        raise PayloadError("the reply is malformed: 'trained' is not a list of training records")
     return fits
 
 
-def _trained(fit: Any) -> TrainingStats:
-    # a loss that is not finite is what training can come to; it is left out of the mean
+def _parse_fit(fit: Any) -> TrainingStats:
+    # training may diverge: a loss that is not finite is valid, and is left out of the mean
     loss = fit["loss"]
-    known = not isinstance(loss, float) or math.isfinite(loss)
+    finite = not isinstance(loss, float) or math.isfinite(loss)
     return TrainingStats(
-        _number(loss, "loss") if known else math.nan, _count(fit["samples"], "samples"), _count(fit["steps"], "steps")
+        _parse_number(loss, "loss") if finite else math.nan,
+        _parse_count(fit["samples"], "samples"),
+        _parse_count(fit["steps"], "steps"),
     )
 
 
-def _number(value: Any, what: str, least: float = -HUGE) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= HUGE:
-        raise PayloadError(f"the reply is malformed: {what} is {str(value)[:40]}")
+def _parse_number(value: Any, name: str, minimum: float = -MAX_VALUE) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not minimum <= value <= MAX_VALUE:
+        raise PayloadError(f"the reply is malformed: {name} is {str(value)[:40]}")
     return float(value)
 
 
-def _count(value: Any, what: str) -> int:
-    if type(value) is not int or not 0 <= value <= HUGE:
-        raise PayloadError(f"the reply is malformed: {what} is {str(value)[:40]}")
+def _parse_count(value: Any, name: str) -> int:
+    if type(value) is not int or not 0 <= value <= MAX_VALUE:
+        raise PayloadError(f"the reply is malformed: {name} is {str(value)[:40]}")
     return value
 
 
-def _text(value: Any, what: str) -> str:
+def _parse_text(value: Any, name: str) -> str:
     if not isinstance(value, str):
-        raise PayloadError(f"the reply is malformed: {what} is no text")
-    return value[:LONGEST]
+        raise PayloadError(f"the reply is malformed: {name} is not a text")
+    return value[:MAX_TEXT]

@@ -1,4 +1,4 @@
-"""Real processes for the tests of deployments: `polyfed join` and `polyfed serve`, as a user starts them."""
+"""Processes for the tests of deployments: `polyfed join` and `polyfed serve`, as a user starts them."""
 
 from __future__ import annotations
 
@@ -14,34 +14,35 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polyfed.deploy.keys import new_authority, new_node_key, read_public_key
-from polyfed.deploy.site_registry import Registry
+from polyfed.deploy.certificates import create_authority
+from polyfed.deploy.keys import create_site_key, read_public_key
+from polyfed.deploy.site_registry import SiteRegistry
 
-PATIENCE = 400.0  # seconds until a test gives up; nothing is asserted about time
+TIMEOUT = 400.0  # seconds until a test gives up; no test asserts a duration
 
 
-def until(ready: Callable[[], bool], what: str, among: Callable[[], str] = lambda: "") -> None:
-    deadline = time.monotonic() + PATIENCE
+def wait_until(ready: Callable[[], bool], event: str, output: Callable[[], str] = lambda: "") -> None:
+    deadline = time.monotonic() + TIMEOUT
     while not ready():
-        assert time.monotonic() < deadline, f"{what} did not happen; {among()}"
+        assert time.monotonic() < deadline, f"{event} did not happen; {output()}"
         time.sleep(0.1)
 
 
 @dataclass
 class Process:
-    """A command of polyfed that runs."""
+    """A running command of polyfed."""
 
     popen: subprocess.Popen[bytes]
     log: Path
 
-    def said(self) -> str:
+    def output(self) -> str:
         return self.log.read_text(errors="replace")
 
-    def ask_to_end(self) -> None:
+    def terminate(self) -> None:
         if self.popen.poll() is None:
             self.popen.terminate()
 
-    def end(self, number: int = signal.SIGTERM) -> int:
+    def stop(self, number: int = signal.SIGTERM) -> int:
         if self.popen.poll() is None:
             self.popen.send_signal(number)
             self.popen.send_signal(signal.SIGCONT)
@@ -62,7 +63,7 @@ def start(log: Path, *arguments: str, program: tuple[str, ...] = ("-m", "polyfed
 
 @dataclass(frozen=True)
 class Consortium:
-    """A folder with a coordinator's home, and the keys of sites that are admitted in it."""
+    """A folder with a coordinator's home and the keys of its admitted sites."""
 
     folder: Path
 
@@ -73,7 +74,7 @@ class Consortium:
     def site(
         self, name: str, port: int, *arguments: str, program: tuple[str, ...] = ("-m", "polyfed", "join")
     ) -> Process:
-        """A site that joins the coordinator at a port of this machine."""
+        """Start a site that joins the coordinator at a port of this machine."""
         return start(
             self.folder / f"{name}.log",
             *("--server", f"127.0.0.1:{port}", "--key", str(self.folder / f"{name}.key")),
@@ -82,28 +83,28 @@ class Consortium:
         )
 
 
-def consortium(folder: Path, *names: str) -> Consortium:
-    made = Consortium(folder)
-    new_authority(made.home, [])
-    registry = Registry(made.home)
+def make_consortium(folder: Path, *names: str) -> Consortium:
+    consortium = Consortium(folder)
+    create_authority(consortium.home, [])
+    registry = SiteRegistry(consortium.home)
     for name in names:
-        registry.admit(name, read_public_key(new_node_key(folder, name).public))
-    return made
+        registry.admit(name, read_public_key(create_site_key(folder, name).public))
+    return consortium
 
 
 @contextlib.contextmanager
-def ending(*processes: Process) -> Iterator[None]:
+def stopping(*processes: Process) -> Iterator[None]:
     try:
         yield
     finally:
         for process in processes:
-            process.ask_to_end()
+            process.terminate()
         for process in processes:
-            process.end()
+            process.stop()
 
 
 def rounds_done(folder: Path) -> int:
-    """How many rounds a run folder tells of."""
+    """Return the number of rounds in the events of a run folder."""
     return len([event for event in events(folder) if event["event"] == "round"])
 
 

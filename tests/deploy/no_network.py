@@ -1,7 +1,7 @@
-"""Run as a program in a network namespace with loopback only: does something, and says how often it wanted out.
+"""A program for a network namespace with loopback only: runs a command, and counts its attempts to reach a network.
 
-There is no way out, so an attempt fails; the kernel counts it (`OutNoRoutes`). Names are looked up at an address that
-is not on this machine, so that a look-up is an attempt, too.
+The attempts fail, and the kernel counts them (`OutNoRoutes`). The name server has an address outside of this machine,
+so that name lookups count as attempts, too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-CALLER = "from flwr.supernode.cli.flower_supernode import flower_supernode; flower_supernode()"
+FLOWER_COMMAND = "from flwr.supernode.cli.flower_supernode import flower_supernode; flower_supernode()"
 CONFIG = """\
 name: offline
 method: fedproto
@@ -30,13 +30,13 @@ rounds: 1
 def open_loopback() -> None:
     get_flags, set_flags, up = 0x8913, 0x8914, 1
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        asked = fcntl.ioctl(any_socket, get_flags, struct.pack("16sh14x", b"lo", 0))
-        flags = struct.unpack("16sh14x", asked)[1]
+        request = fcntl.ioctl(any_socket, get_flags, struct.pack("16sh14x", b"lo", 0))
+        flags = struct.unpack("16sh14x", request)[1]
         fcntl.ioctl(any_socket, set_flags, struct.pack("16sh14x", b"lo", flags | up))
 
 
 def attempts() -> int:
-    """How often something in this namespace wanted to send to elsewhere."""
+    """Return how often a process of this namespace tried to send something to another machine."""
     names, values = (
         line.split() for line in Path("/proc/net/snmp").read_text().splitlines() if line.startswith("Ip:")
     )
@@ -49,26 +49,29 @@ def polyfed(*arguments: str) -> list[str]:
 
 
 def federation() -> str:
-    """A real federation with one site; gives its result."""
+    """Run a real federation with one site. Return its result."""
     Path("config.yaml").write_text(CONFIG)
     subprocess.run(polyfed("keys", "new", "authority"), check=True, capture_output=True)
     subprocess.run(polyfed("keys", "new", "site", "north"), check=True, capture_output=True)
     subprocess.run(polyfed("sites", "admit", "north", "north.pub"), check=True, capture_output=True)
-    with Path("serve.log").open("w") as log, Path("join.log").open("w") as other:
-        serving = subprocess.Popen(
-            polyfed("serve", "config.yaml", "--port", "8443", "--json"), stdout=subprocess.PIPE, stderr=log, text=True
+    with Path("serve.log").open("w") as serve_log, Path("join.log").open("w") as join_log:
+        coordinator = subprocess.Popen(
+            polyfed("serve", "config.yaml", "--port", "8443", "--json"),
+            stdout=subprocess.PIPE,
+            stderr=serve_log,
+            text=True,
         )
-        joining = None
+        site = None
         try:
             while "each site runs" not in Path("serve.log").read_text():
-                if serving.poll() is not None:
+                if coordinator.poll() is not None:
                     raise SystemExit(Path("serve.log").read_text())
                 time.sleep(0.2)
-            reached = ("--server", "127.0.0.1:8443", "--key", "north.key", "--ca", "coordinator/ca.crt")
-            joining = subprocess.Popen(polyfed("join", *reached, "--rehearsal", "--state", "state"), stderr=other)
-            result, _ = serving.communicate(timeout=200)
+            options = ("--server", "127.0.0.1:8443", "--key", "north.key", "--ca", "coordinator/ca.crt")
+            site = subprocess.Popen(polyfed("join", *options, "--rehearsal", "--state", "state"), stderr=join_log)
+            result, _ = coordinator.communicate(timeout=200)
         finally:
-            for child in (serving, joining):
+            for child in (coordinator, site):
                 if child is not None:
                     child.terminate()
                     child.wait()
@@ -76,26 +79,26 @@ def federation() -> str:
 
 
 def ray() -> str:
-    """A run on Ray; gives its result."""
+    """Run an experiment on Ray. Return its result."""
     Path("config.yaml").write_text(CONFIG)
     command = polyfed("run", "config.yaml", "engine.name=ray", "engine.workers=1", "--json")
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def caller() -> str:
-    """A command of Flower as it is, without the switches of polyfed."""
-    plain = {name: value for name, value in os.environ.items() if not name.startswith("FLWR_")}
-    command = [sys.executable, "-c", CALLER, "--version"]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**plain, "FLWR_HOME": str(Path.cwd())})
+def flower() -> str:
+    """Run a command of Flower without the environment that polyfed sets."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FLWR_")}
+    command = [sys.executable, "-c", FLOWER_COMMAND, "--version"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**environment, "FLWR_HOME": str(Path.cwd())})
     return "{}"
 
 
-def main(what: str, folder: str) -> None:
+def main(command: str, folder: str) -> None:
     open_loopback()
     os.chdir(folder)
     Path("resolv.conf").write_text("nameserver 192.0.2.53\noptions timeout:1 attempts:1\n")
     subprocess.run(["mount", "--bind", "resolv.conf", "/etc/resolv.conf"], check=True)
-    result = {"federation": federation, "ray": ray, "caller": caller}[what]()
+    result = {"federation": federation, "ray": ray, "flower": flower}[command]()
     sys.stdout.write(json.dumps({"attempts": attempts(), "result": json.loads(result)}))
 
 

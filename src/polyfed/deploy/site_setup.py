@@ -1,0 +1,49 @@
+"""How a site prepares for a run: with its own data and model, or in rehearsal with its part of a public dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from polyfed.config import Config
+from polyfed.core.host import ClientMaker
+from polyfed.deploy.agreement import SITES
+from polyfed.deploy.offers import Offer
+from polyfed.deploy.site_federation import load_site
+from polyfed.errors import InputError
+from polyfed.federation import simulation
+
+# Prepares a site for the run of a config: returns what makes its client, and its offer.
+SiteSetup = Callable[[Config], tuple[ClientMaker, Offer]]
+
+
+def own_data_setup(name: str, data: Path, model: str, state: Path) -> SiteSetup:
+    """Return the setup of a site with its own data and model. Decoded data are cached in its folder `state`."""
+
+    def setup(config: Config) -> tuple[ClientMaker, Offer]:
+        if config.data.dataset != SITES:
+            raise InputError(
+                f"the run partitions the dataset {config.data.dataset}, so all sites must rehearse; this site has "
+                "data of its own"
+            )
+        site = load_site(config, name, data, model, cache=state / ".data")
+        return site, site.offer()
+
+    return setup
+
+
+def rehearsal_setup(name: str) -> SiteSetup:
+    """Return the setup of a site that uses its part of the config's dataset, and the model of the config."""
+
+    def setup(config: Config) -> tuple[ClientMaker, Offer]:
+        if config.data.dataset == SITES:
+            raise InputError(
+                "the run uses the sites' own data; this site rehearses, and would need --data and --model"
+            )
+        federation = simulation.build_federation(config)
+        if name not in federation.positions:
+            raise InputError(f"site {name} is not part of this run; its sites are {', '.join(federation.names)}")
+        k = federation.positions[name]
+        return federation, Offer(federation.profile(k), f"share {k} of {federation.source}", {})
+
+    return setup

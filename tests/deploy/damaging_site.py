@@ -1,0 +1,25 @@
+"""A site that joins normally, and damages its payloads in runs called `damaged`: `damaging_site.py --server ...`."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+from polyfed.cli.app import main
+from polyfed.deploy import site
+from polyfed.engines.flower import SiteMessage
+
+original_handle = site.Site.handle
+
+
+def handle(self: site.Site, message: SiteMessage) -> SiteMessage:
+    reply = original_handle(self, message)
+    frame = reply.blocks.get("frame")
+    if frame is None or not str(message.header.get("run")).startswith("damaged"):
+        return reply
+    return replace(reply, blocks={"frame": frame[:-1] + bytes([frame[-1] ^ 1])})
+
+
+if __name__ == "__main__":
+    site.Site.handle = handle  # type: ignore[method-assign]
+    sys.exit(main(["join", *sys.argv[1:]]))
