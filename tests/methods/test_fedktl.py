@@ -1,4 +1,4 @@
-"""FedKTL: the simplex, the margin, the alignment, what clients learn and what is exchanged."""
+"""FedKTL: the simplex, the margin, training at clients and at the server, and messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from polyfed.core.codec import decode
 from polyfed.core.payload import Payload
 from polyfed.core.server import Server
 from polyfed.errors import PayloadError
-from polyfed.methods.fedktl.simplex import BANDWIDTHS, arcface, feature_transformer, mmd, simplex_etf
+from polyfed.methods.fedktl.alignment import BANDWIDTHS, feature_transformer, mmd
+from polyfed.methods.fedktl.simplex import arcface, simplex_etf
 from polyfed.methods.fedktl_lite import FedKTLLite
 from polyfed.models.generators import RandomConvGenerator
 from polyfed.testing.engine_wrappers import FaultyEngine, RecordingEngine
@@ -39,14 +40,14 @@ def stream(name: str = "test") -> torch.Generator:
 
 @settings(max_examples=25, deadline=None)
 @given(classes=st.integers(2, 60), seed=st.integers(0, 1000))
-def test_the_simplex_has_unit_directions_as_far_apart_as_can_be(classes: int, seed: int) -> None:
+def test_the_simplex_has_unit_vectors_at_equal_angles(classes: int, seed: int) -> None:
     frame = simplex_etf(classes, rng.generator(seed)).double()
     cosines = frame @ frame.T
     expected = torch.full((classes, classes), -1 / (classes - 1), dtype=torch.float64).fill_diagonal_(1)
     assert torch.allclose(cosines, expected, atol=1e-6)
 
 
-def test_without_a_margin_it_is_a_scaled_cosine_softmax() -> None:
+def test_without_margin_arcface_is_a_scaled_cosine() -> None:
     cosines = torch.rand(20, 5, generator=stream()) * 1.98 - 0.99
     labels = torch.arange(20) % 5
     assert torch.allclose(arcface(cosines, labels, margin=0.0, scale=64.0), 64 * cosines, rtol=1e-5, atol=1e-4)
@@ -62,7 +63,7 @@ def test_the_margin_by_hand() -> None:
     assert float(logits[0, 0]) == pytest.approx(low - math.pi / 12, abs=1e-5)
 
 
-def test_the_margin_keeps_the_order_and_a_finite_slope_everywhere() -> None:
+def test_the_margin_is_monotone_with_finite_gradients() -> None:
     cosines = torch.linspace(-1, 1, 401)[:, None].requires_grad_()
     out = arcface(cosines, torch.zeros(401, dtype=torch.int64), margin=0.5, scale=64.0)
     assert bool((out[1:, 0] >= out[:-1, 0] - 1e-4).all())
@@ -78,7 +79,7 @@ def test_mmd_by_hand() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(rows=st.integers(1, 12), width=st.integers(1, 8), shift=st.floats(0.5, 5))
-def test_mmd_is_0_for_equal_samples_and_above_for_shifted_ones(rows: int, width: int, shift: float) -> None:
+def test_mmd_is_0_for_equal_samples_and_positive_for_shifted_ones(rows: int, width: int, shift: float) -> None:
     x = torch.randn(rows, width, generator=stream())
     assert float(mmd(x, x)) == 0
     assert float(mmd(x, x.flip(0))) == pytest.approx(0, abs=1e-5)
@@ -96,7 +97,7 @@ def test_cycling_goes_round_all_in_new_orders() -> None:
         next(cycled(torch.zeros(0), torch.zeros(0), 2, stream()))
 
 
-# the client's side
+# training at a client
 
 LABELS = [0, 0, 1, 2, 2, 2]
 
@@ -125,44 +126,44 @@ def test_one_step_by_hand(linears: Any, pairs: int) -> None:
     # CE of s cos(angle + m [j = y]) over the batch, and mu times the mean over 2 images x 4 numbers of
     # (proj(f(image)) - latent)^2. The learning rate is 0.1, all six samples and both pairs are one batch.
     sent = message(linears, pairs)
-    ours, theirs = ready(linears().client("0", LABELS)), linears().client("0", LABELS)
+    trained, reference = ready(linears().client("0", LABELS)), linears().client("0", LABELS)
     method = FedKTLLite(latent_width=4, guidance=2.0, margin=0.4, scale=5.0)
-    method.train(ours, Payload(sent))
-    x, y = theirs.train.images.float() / 255, theirs.train.labels
-    z = theirs.model(x)
+    method.train(trained, Payload(sent))
+    x, y = reference.train.images.float() / 255, reference.train.labels
+    z = reference.model(x)
     q = z / z.norm(dim=1, keepdim=True)
     logits = []
     for i in range(6):
         angle = torch.acos((sent["simplex"] * q[i]).sum(1))
         logits.append(5.0 * torch.stack([torch.cos(angle[j] + (0.4 if j == y[i] else 0.0)) for j in range(3)]))
-        assert float(angle[y[i]].detach()) + 0.4 < math.pi  # so the guard has no part in it
+        assert float(angle[y[i]].detach()) + 0.4 < math.pi  # so the guard is not used
     loss = F.cross_entropy(torch.stack(logits), y)
     if pairs:
-        f = theirs.model.features(sent["images"])
-        apart = f @ sent["projection"]["weight"].T - sent["latents"].values
-        loss = loss + 2.0 * (apart**2).sum() / 8
+        f = reference.model.features(sent["images"])
+        error = f @ sent["projection"]["weight"].T - sent["latents"].values
+        loss = loss + 2.0 * (error**2).sum() / 8
     loss.backward()  # type: ignore[no-untyped-call]
-    for name, p in theirs.model.named_parameters():
-        assert torch.allclose(weights_of(ours.model)[name], p.detach() - 0.1 * p.grad, rtol=1e-4, atol=1e-6)
+    for name, p in reference.model.named_parameters():
+        assert torch.allclose(weights_of(trained.model)[name], p.detach() - 0.1 * p.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_what_leaves_are_normalised_means_of_directions_after_training(linears: Any) -> None:
+def test_uploads_are_normalised_mean_directions_after_training(linears: Any) -> None:
     client = ready(linears().client("0", LABELS))
     reply = FedKTLLite(latent_width=4).train(client, Payload(message(linears)))
     with torch.no_grad():
         q = F.normalize(client.model(client.train.images.float() / 255))
-    got = reply["directions"]
-    assert isinstance(got, ClassTable) and got.counts is not None
-    assert got.classes.tolist() == [0, 1, 2] and got.counts.tolist() == [2, 1, 3]
+    table = reply["directions"]
+    assert isinstance(table, ClassTable) and table.counts is not None
+    assert table.classes.tolist() == [0, 1, 2] and table.counts.tolist() == [2, 1, 3]
     for c in range(3):
         mean = q[client.train.labels == c].mean(0)
-        assert torch.allclose(got.values[c], mean / mean.norm(), atol=1e-6)
+        assert torch.allclose(table.values[c], mean / mean.norm(), atol=1e-6)
     assert (reply["channels"], reply["height"], reply["width"]) == (1, 1, 4)
     few = FedKTLLite(latent_width=4, min_class_count=2).train(client, Payload(message(linears)))["directions"]
     assert isinstance(few, ClassTable) and few.classes.tolist() == [0, 2]
 
 
-def test_images_do_not_enter_the_statistics_of_batchnorm(linears: Any) -> None:
+def test_generated_images_do_not_enter_batchnorm_statistics(linears: Any) -> None:
     def statistics(pairs: int) -> dict[str, Tensor]:
         client = ready(linears(norm=True).client("0", LABELS))
         FedKTLLite(latent_width=4).train(client, Payload(message(linears, pairs)))
@@ -172,7 +173,7 @@ def test_images_do_not_enter_the_statistics_of_batchnorm(linears: Any) -> None:
     assert with_images and all(torch.equal(with_images[name], without[name]) for name in without)
 
 
-def test_images_of_another_size_are_refused(linears: Any) -> None:
+def test_images_of_another_size_are_rejected(linears: Any) -> None:
     client = ready(linears().client("0", LABELS))
     sent = message(linears) | {"images": torch.zeros(2, 1, 2, 2)}
     with pytest.raises(PayloadError, match=r"field 'images' has shape \(2, 1, 2, 2\), expected \(2, 1, 1, 4\)"):
@@ -184,27 +185,27 @@ def test_the_projection_starts_from_the_servers_copy_unless_it_persists(linears:
         client = ready(linears().client("0", LABELS))
         sent = message(linears)
         FedKTLLite(latent_width=4, persist_projection=persist).train(client, Payload(sent))
-        kept = client.memory.weights("projection")["weight"]
-        assert torch.equal(kept, sent["projection"]["weight"]) is not persist
+        stored = client.memory.weights("projection")["weight"]
+        assert torch.equal(stored, sent["projection"]["weight"]) is not persist
 
 
-def test_prediction_is_the_nearest_direction_of_the_simplex(linears: Any) -> None:
+def test_the_prediction_is_the_nearest_vector_of_the_simplex(linears: Any) -> None:
     client = linears().client("0", LABELS)
     x = client.train.images.float() / 255
     with torch.no_grad():
         assert torch.equal(FedKTLLite().predict(client, x).argmax(1), client.model(x).argmax(1))  # no simplex yet
         client.state["simplex"] = simplex_etf(3, stream("another"))
-        got = FedKTLLite().predict(client, x).argmax(1).tolist()
-        for z, answer in zip(client.model(x), got, strict=True):
+        predictions = FedKTLLite().predict(client, x).argmax(1).tolist()
+        for z, prediction in zip(client.model(x), predictions, strict=True):
             cosines = [float(z @ v) / float(z.norm()) for v in client.memory.tensor("simplex")]
-            assert answer == max(range(3), key=lambda j: cosines[j])
+            assert prediction == max(range(3), key=lambda j: cosines[j])
 
 
-# the server's side
+# training at the server
 
 
 def aligned(uploads: list[ClassTable], rounds: int = 1, **fields: Any) -> Server:
-    """A server after aligning some uploads."""
+    """Return a server that has trained on some uploads."""
     method = FedKTLLite(latent_width=8, **fields)
     server = Server((), 3, rounds, 0, lambda spec: None)  # type: ignore[arg-type, return-value]
     with rng.seeded("transformer"):
@@ -213,7 +214,7 @@ def aligned(uploads: list[ClassTable], rounds: int = 1, **fields: Any) -> Server
     with rng.seeded("generator"):
         generator = RandomConvGenerator(8).requires_grad_(False)
     before = weights_of(generator)
-    method.align(server, generator, uploads)
+    method.update_centroids(server, generator, uploads)
     assert all(torch.equal(before[name], tensor) for name, tensor in generator.state_dict().items())
     return server
 
@@ -222,7 +223,7 @@ def table(rows: dict[int, list[float]]) -> ClassTable:
     return ClassTable.of({c: F.normalize(torch.tensor(row), dim=0) for c, row in rows.items()}, 3)
 
 
-def test_alignment_gathers_classes_and_spreads_like_latents() -> None:
+def test_the_server_fits_the_distribution_of_latents() -> None:
     noise = stream("uploads")
     uploads = [
         table({c: (torch.eye(3)[c] + 0.3 * torch.randn(3, generator=noise)).tolist() for c in range(3)})
@@ -240,16 +241,16 @@ def test_alignment_gathers_classes_and_spreads_like_latents() -> None:
 
     before, after = aligned(uploads, server_epochs=0), aligned(uploads, server_epochs=100)
     assert state(after)[0] < 0.5 * state(before)[0]
-    for server in (before, after):  # centroids are the class means of what the transformer makes of the uploads
+    for server in (before, after):  # centroids are the class means of the transformed uploads
         assert torch.allclose(server.memory.table("centroids").values, state(server)[1], atol=1e-5)
 
 
-def test_one_upload_alone_and_none_are_no_reason_to_fail() -> None:
+def test_the_server_trains_with_one_upload_and_with_none() -> None:
     assert aligned([table({1: [0.0, 1.0, 0.0]})]).memory.table("centroids").classes.tolist() == [1]
     assert len(aligned([ClassTable.empty(3)]).memory.table("centroids")) == 0
 
 
-def test_no_pair_before_a_report_and_the_last_centroid_after_it(linears: Any) -> None:
+def test_classes_have_pairs_after_their_first_upload_and_keep_them(linears: Any) -> None:
     # Client 0 has class 0, client 1 has classes 1 and 2. Only 0 is in round 1, only 1 in rounds 2 and 3.
     makers = linears().several([0, 0], [1, 1, 2], seeds=["a", "b"])
     recorder = RecordingEngine()
@@ -263,11 +264,11 @@ def test_no_pair_before_a_report_and_the_last_centroid_after_it(linears: Any) ->
     assert ["simplex" in message and "projection" in message for message in sent] == [True, True, False]
     first, last = sent[1]["latents"], outcome.server["centroids"]
     assert isinstance(first, ClassTable) and isinstance(last, ClassTable)
-    kept, was = last.row(0), first.row(0)
-    assert kept is not None and was is not None and torch.equal(kept, was)  # nobody reported class 0 again (R6)
+    after, before = last.row(0), first.row(0)
+    assert after is not None and before is not None and torch.equal(after, before)  # class 0 was not reported again
 
 
-def test_who_failed_is_introduced_again(linears: Any) -> None:
+def test_clients_that_failed_receive_the_simplex_again(linears: Any) -> None:
     makers = linears().several([0, 0], [1, 1, 2], seeds=["a", "b"])
     recorder = RecordingEngine()
     faulty = FaultyEngine(failing_clients=lambda call, tasks: ["1"] if call.round == 1 else [])
@@ -291,7 +292,7 @@ def test_bytes() -> None:
     assert second.down == {"latents": 5 * 4 * 4 * 64, "images": 5 * 4 * 4 * 64}
 
 
-def test_guidance_does_something_and_none_is_training_against_the_simplex_alone() -> None:
+def test_guidance_changes_the_models() -> None:
     models = {}
     for guidance in (0.0, 50.0):
         fields = {"guidance": guidance, "allow_degenerate": True, **FAST}

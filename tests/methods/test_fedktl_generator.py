@@ -1,4 +1,4 @@
-"""FedKTL's generator: a user's own from its two files, the stand-ins, and what the record says about them."""
+"""FedKTL's generator: loaded from a user's files, the stand-ins, and the record of a run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def stream(name: str = "test") -> torch.Generator:
 
 
 def trained_generator(folder: Path, source: str = SOURCE, outputs: int = 300) -> dict[str, Any]:
-    """The fields of a method that uses a generator whose two files are in a folder."""
+    """Write the two files of a generator to a folder, and return the options of a method that uses it."""
     (folder / "small.py").write_text(source)
     weights = {
         "layer.weight": torch.randn(outputs, 6, generator=stream("w")),
@@ -66,7 +66,7 @@ def trained_generator(folder: Path, source: str = SOURCE, outputs: int = 300) ->
 
 
 @pytest.mark.parametrize("kind", [RandomConvGenerator, TextureGenerator])
-def test_small_generators_make_different_images_of_different_latents(kind: Any) -> None:
+def test_stand_ins_generate_different_images_for_different_latents(kind: Any) -> None:
     with rng.seeded("one"):
         generator = kind(64)
     latents = torch.randn(6, 64, generator=stream())
@@ -74,12 +74,12 @@ def test_small_generators_make_different_images_of_different_latents(kind: Any) 
         images = generator(latents)
     assert images.shape == (6, 3, 32, 32)
     assert float(images.min()) >= 0 and float(images.max()) <= 1
-    apart = (images[:, None] - images[None]).abs().mean((2, 3, 4))
-    assert float(apart[~torch.eye(6, dtype=torch.bool)].min()) > 0.02
+    distances = (images[:, None] - images[None]).abs().mean((2, 3, 4))
+    assert float(distances[~torch.eye(6, dtype=torch.bool)].min()) > 0.02
     assert float(images.std()) > 0.05
 
 
-def test_images_are_brought_to_size_and_to_grey() -> None:
+def test_images_are_resized_and_converted_to_grey() -> None:
     images = torch.rand(2, 3, 8, 8, generator=stream())
     assert torch.equal(resized(images, (3, 8, 8)), images)
     assert torch.allclose(resized(images, (1, 8, 8)), images.mean(1, keepdim=True))
@@ -95,7 +95,7 @@ def test_a_loaded_generator_has_the_weights_of_its_file_and_is_frozen(tmp_path: 
     assert not generator.training
     assert not any(p.requires_grad for p in generator.parameters())
     latents = torch.ones(2, 6, requires_grad=True)
-    assert generator(latents.detach()).grad_fn is None  # nothing of a client's or a server's loss reaches it
+    assert generator(latents.detach()).grad_fn is None  # no loss has a gradient for it
 
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
@@ -116,18 +116,18 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("source", "changed", "said"), WRONG)
-def test_a_wrong_generator_is_refused_in_one_sentence(
-    tmp_path: Path, source: str, changed: dict[str, Any], said: str
+@pytest.mark.parametrize(("source", "changed", "message"), WRONG)
+def test_a_wrong_generator_is_rejected_in_one_sentence(
+    tmp_path: Path, source: str, changed: dict[str, Any], message: str
 ) -> None:
     fields = trained_generator(tmp_path, source or SOURCE) | changed
     if source:
         fields["sha256"] = checksum(tmp_path / "small.safetensors")
-    with ToyFederation(FedKTL, fields) as toy, pytest.raises(InputError, match=said):
+    with ToyFederation(FedKTL, fields) as toy, pytest.raises(InputError, match=message):
         toy.run()
 
 
-def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_rejected(tmp_path: Path) -> None:
     fields = trained_generator(tmp_path)
     Path(fields["checkpoint"]).write_bytes(b"\x80\x04not safetensors")
     with pytest.raises(InputError, match=r"^method.checkpoint 'small.safetensors' does not fit small.py"):
@@ -135,7 +135,7 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", ["source", "checkpoint", "sha256", "pretraining"])
-def test_without_a_certified_generator_the_stand_in_is_named(tmp_path: Path, missing: str) -> None:
+def test_without_a_generator_the_error_names_fedktl_lite(tmp_path: Path, missing: str) -> None:
     fields = {k: v for k, v in trained_generator(tmp_path).items() if k != missing}
     with pytest.raises(InputError, match=rf"^method.{missing} is empty: .*; fedktl-lite runs with a stand-in"):
         catalogue.make({"name": "fedktl", **fields})
@@ -143,7 +143,7 @@ def test_without_a_certified_generator_the_stand_in_is_named(tmp_path: Path, mis
         FedKTL()
 
 
-def test_the_stand_in_takes_a_generator_without_a_certificate(tmp_path: Path) -> None:
+def test_fedktl_lite_takes_a_generator_without_a_checksum(tmp_path: Path) -> None:
     fields = trained_generator(tmp_path) | {"sha256": "", "generator": "trained"}
     assert catalogue.make({"name": "fedktl-lite", **fields}) == FedKTLLite(**fields)
     with pytest.raises(InputError, match=r"^method.checkpoint is empty, but method.generator is 'trained'"):
@@ -156,30 +156,30 @@ def test_the_stand_in_takes_a_generator_without_a_certificate(tmp_path: Path) ->
         toy.run()
 
 
-def test_no_guidance_is_refused_unless_it_is_meant() -> None:
+def test_guidance_0_needs_allow_degenerate() -> None:
     with pytest.raises(InputError, match=r"^method.guidance is 0"):
         catalogue.make({"name": "fedktl-lite", "guidance": 0.0})
     catalogue.make({"name": "fedktl-lite", "guidance": 0.0, "allow_degenerate": True})
 
 
 @pytest.mark.parametrize("name", ["fedktl", "fedktl-lite"])
-def test_the_result_says_what_generator_it_stands_on(tmp_path: Path, name: str) -> None:
+def test_the_events_name_the_generator(tmp_path: Path, name: str) -> None:
     fields = FAST | (trained_generator(tmp_path) if name == "fedktl" else {"generator": "texture"})
     with ToyFederation(catalogue.load(name), fields) as toy:
         folder = toy.new_folder()
         toy.experiment(toy.settings(), folder)
         events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    said = [event for event in events if "faithful" in event]
-    assert len(said) == 1
-    assert said[0]["faithful"] is (name == "fedktl")
+    records = [event for event in events if "faithful" in event]
+    assert len(records) == 1
+    assert records[0]["faithful"] is (name == "fedktl")
     if name == "fedktl":
-        assert said[0]["sha256"] == fields["sha256"] and said[0]["pretraining"] == "noise, for a test"
+        assert records[0]["sha256"] == fields["sha256"] and records[0]["pretraining"] == "noise, for a test"
     else:
-        assert said[0]["substitution"].startswith("texture: ")
-        assert "not comparable with published FedKTL numbers" in said[0]["substitution"]
+        assert records[0]["substitution"].startswith("texture: ")
+        assert "not comparable with published FedKTL numbers" in records[0]["substitution"]
 
 
-# the battery, with a real generator behind the certified method and with the stand-in's options
+# the battery
 
 CHECKS = ["frozen_dataclass_of_json_fields", "sends_says_what_flows", "wrong_messages_refused_by_name"]
 CHECKS += ["global_random_state_untouched", "client_with_one_sample", "one_client", "failing_clients_survived"]
@@ -192,5 +192,5 @@ def test_fedktl_passes_the_battery_with_a_generator(tmp_path: Path, check: str) 
 
 @pytest.mark.parametrize("fields", [{"generator": "texture"}, {"persist_projection": True, "min_class_count": 3}])
 @pytest.mark.parametrize("check", ["little_memory_changes_nothing", "client_with_one_sample"])
-def test_options_of_the_stand_in_pass_too(fields: dict[str, Any], check: str) -> None:
+def test_options_of_fedktl_lite_pass_the_battery(fields: dict[str, Any], check: str) -> None:
     testing.run_check(check, FedKTLLite, fields | FAST)

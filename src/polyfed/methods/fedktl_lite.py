@@ -1,4 +1,4 @@
-"""FedKTL-lite: FedKTL for those who have no pretrained image generator.
+"""FedKTL-lite: FedKTL without a pretrained image generator.
 
 Zhang, Liu, Hua, Cao; CVPR 2024, with a stand-in for the generator.
 """
@@ -17,8 +17,8 @@ from polyfed.models.generators import RandomConvGenerator, TextureGenerator, loa
 
 STAND_INS = {
     "random": "an untrained network; no pretrained generator, not comparable with published FedKTL numbers",
-    "texture": "textures drawn by a formula; no pretrained generator, not comparable with published FedKTL numbers",
-    "trained": "a generator of the user's; not comparable with published FedKTL numbers",
+    "texture": "procedural textures; no pretrained generator, not comparable with published FedKTL numbers",
+    "trained": "a generator of the user; not comparable with published FedKTL numbers",
 }
 
 
@@ -27,17 +27,17 @@ STAND_INS = {
 class FedKTLLite(FedKTL):
     """FedKTL-lite: FedKTL with a stand-in for its pretrained generator; not comparable with published numbers.
 
-    Neither an untrained network nor a formula for textures knows anything that clients could learn: with them the
-    method shows what its simplex and its margin do, and what the regression to latents costs. Every run records
-    `faithful: false` and what stood in. `generator: trained` takes a generator of your own, without a certificate.
+    Clients cannot learn anything from an untrained network or from a formula for textures. With these stand-ins the
+    method measures the effect of its simplex and margin, and the cost of the regression to latents. Every run records
+    `faithful: false` and the stand-in. `generator: trained` uses a generator of your own, without a checksum.
     """
 
-    source: str = ""  # for `trained`: Python file whose build() makes the generator
-    checkpoint: str = ""  # for `trained`: the generator's weights, a safetensors file
-    sha256: str = ""  # for `trained`: checksum of the checkpoint; checked where given
-    pretraining: str = ""  # for `trained`: what the generator was trained on, data that no client holds
-    latent_width: int = 64  # H, numbers in a latent
-    generator: Literal["random", "texture", "trained"] = "random"  # what stands in for the pretrained generator
+    source: str = ""  # for `trained`: Python file whose build() returns the generator
+    checkpoint: str = ""  # for `trained`: weights of the generator, a safetensors file
+    sha256: str = ""  # for `trained`: checksum of the checkpoint; checked if given
+    pretraining: str = ""  # for `trained`: what the generator was trained on; no client may hold this data
+    latent_width: int = 64  # H, size of a latent
+    generator: Literal["random", "texture", "trained"] = "random"  # stand-in for the pretrained generator
 
     def __post_init__(self) -> None:
         Method.__post_init__(self)  # FedKTL's own check requires a trained generator
@@ -45,12 +45,12 @@ class FedKTLLite(FedKTL):
             if self.generator == "trained" and not getattr(self, field):
                 raise InputError(f"method.{field} is empty, but method.generator is 'trained', which needs it")
 
-    def card(self) -> dict[str, str | bool]:
+    def generator_record(self) -> dict[str, str | bool]:
         stand_in = f"{self.generator}: {STAND_INS[self.generator]}"
-        known = {"sha256": self.sha256, "pretraining": self.pretraining} if self.generator == "trained" else {}
-        return {"faithful": False, "substitution": stand_in, **known}
+        trained = {"sha256": self.sha256, "pretraining": self.pretraining} if self.generator == "trained" else {}
+        return {"faithful": False, "substitution": stand_in, **trained}
 
-    def generator_of(self, server: Server) -> nn.Module:
+    def load_generator(self, server: Server) -> nn.Module:
         with rng.seeded(server.seed, "generator"):
             if self.generator == "trained":
                 return load_generator(

@@ -5,11 +5,10 @@ Zhang, Liu, Hua, Cao; CVPR 2024, Algorithm 1.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-import torch
 import torch.nn.functional as F
 from annotated_types import Ge
 from torch import Tensor, nn
@@ -28,23 +27,19 @@ from polyfed.core import (
     TableField,
     TensorField,
     TreeField,
-    Value,
     register,
     rng,
     step,
 )
-from polyfed.core.class_rows import fit_rows
-from polyfed.core.class_tables import class_means
 from polyfed.core.client import copy_into, weights_of
 from polyfed.core.options import Degenerate
 from polyfed.core.schema import FromMethod
-from polyfed.errors import InputError, PayloadError
-from polyfed.methods.fedktl.simplex import arcface, feature_transformer, mmd, simplex_etf
-from polyfed.models.generators import draw_latents, load_generator, resized
+from polyfed.errors import InputError
+from polyfed.methods.fedktl.alignment import feature_transformer, train_transformer
+from polyfed.methods.fedktl.image_latent_pairs import IMAGE_SIZE, make_pairs, pair_batches
+from polyfed.methods.fedktl.simplex import arcface, simplex_etf
+from polyfed.models.generators import load_generator
 from polyfed.training import TrainSettings
-from polyfed.training.cycle import cycled
-
-IMAGE = ("channels", "height", "width")
 
 
 @register("fedktl")
@@ -52,30 +47,27 @@ IMAGE = ("channels", "height", "width")
 class FedKTL(Method):
     """FedKTL: the server turns class means into images of a pretrained generator, and clients learn from them.
 
-    Needs a generator of your own (`source`, `checkpoint`) and says in the result which one it was; `fedktl-lite` runs
-    without. The client's head, whatever its shape, gives the K = C numbers that are compared with the simplex; the
-    paper puts one linear layer there. Generated images pass the extractor in evaluation mode, so that they do not
-    enter BatchNorm's statistics, as they do in the released code. A class that nobody has reported yet has no image
-    (released: an image of a random latent). The angle is kept from where its slope is infinite, and has the usual
-    guard beyond the straight angle.
+    It needs a generator of your own (`source`, `checkpoint`), which every result names; `fedktl-lite` runs without.
+    Differences from the released code: a client's own head gives the C numbers that are compared with the simplex,
+    generated images do not enter BatchNorm statistics, and a class has no image before a client has reported it.
     """
 
-    source: str = ""  # Python file whose build() makes the generator: latents to images in [0, 1]
-    checkpoint: str = ""  # the generator's trained weights, a safetensors file
-    sha256: str = ""  # checksum of the checkpoint, so that a result says what it stands on
+    source: str = ""  # Python file whose build() returns the generator: latents to images in [0, 1]
+    checkpoint: str = ""  # weights of the generator, a safetensors file
+    sha256: str = ""  # checksum of the checkpoint, for the record
     pretraining: str = ""  # what the generator was trained on, in words, for the record
-    latent_width: int = 512  # H, numbers in a latent of the generator
+    latent_width: int = 512  # H, size of a latent of the generator
     guidance: Annotated[float, Ge(0), Degenerate(0)] = 50.0  # mu, weight of the regression from images to latents
-    alignment: float = 1.0  # lambda, pull to the class centroids at the server; 0.1 or 0.01 for other generators
-    margin: float = 0.5  # m, added to the angle to the right class
-    scale: float = 64.0  # s, of the cosines
-    server_lr: float = 0.01  # of Adam at the server
-    server_epochs: int = 100  # E_s, passes of the server over what was uploaded
-    server_batch: int = 100  # uploaded vectors in a step of the server
-    clip_norm: float = 100.0  # largest gradient, at clients and at the server
-    persist_projection: bool = False  # clients go on with their trained projection, not from the server's copy
-    min_class_count: int = 1  # classes with fewer samples are not sent
-    allow_degenerate: bool = False  # accept guidance 0, which trains alone against the simplex
+    alignment: float = 1.0  # lambda, weight of the class centroids at the server; 0.1 or 0.01 for other generators
+    margin: float = 0.5  # m, added to the angle to the correct class
+    scale: float = 64.0  # s, factor of the cosines
+    server_lr: float = 0.01  # learning rate of the server (Adam)
+    server_epochs: int = 100  # E_s, passes of the server over the uploads
+    server_batch: int = 100  # batch size of the server
+    clip_norm: float = 100.0  # gradient clipping, at clients and at the server
+    persist_projection: bool = False  # clients keep their trained projection instead of the server's copy
+    min_class_count: int = 1  # do not send classes with fewer samples
+    allow_degenerate: bool = False  # accept guidance 0, which is local training against the simplex
 
     needs = Needs(same_features=True, same_classes=True)
     sends = Sends(
@@ -95,7 +87,7 @@ class FedKTL(Method):
     def init(self, server: Server) -> None:
         if server.classes < 2:
             raise InputError(f"FedKTL needs at least 2 classes, but the data has {server.classes}")
-        self.generator_of(server)  # what is wrong with it is said now, not after a round of training
+        self.load_generator(server)  # raises an error about a wrong generator before the first round
         with rng.seeded(server.seed, "projection"):
             projection = nn.Linear(server.features, self.latent_width)
             transformer = feature_transformer(server.classes, self.latent_width)
@@ -104,33 +96,22 @@ class FedKTL(Method):
             "projection": weights_of(projection),
             "transformer": weights_of(transformer),  # F
             "centroids": ClassTable.empty(self.latent_width).without_counts(),
-            "introduced": {},  # who has received the first two
+            "introduced": {},  # clients that have received simplex and projection
         }
 
     def round(self, server: Server, cohort: Cohort) -> None:
         if server.round == 1:
-            server.record("generator", **self.card())
-        generator = self.generator_of(server)
-        known = server.state["introduced"]
+            server.record("generator", **self.generator_record())
+        generator, known = self.load_generator(server), server.state["introduced"]
         introduced = dict(known) if isinstance(known, Mapping) else {}
         once = {name: server.state[name] for name in ("simplex", "projection")}
         each = {name: once for name in cohort.ids if name not in introduced}
-        got = cohort.call(self.train, shared=self.pairs(server, generator), each=each)
+        replies = cohort.call(self.train, shared=make_pairs(server, generator), each=each)
         cohort.measure("personal", "global")  # clients are evaluated while the server trains
-        server.state["introduced"] = introduced | dict.fromkeys(got, True)
-        for reply in got.values():
-            server.state = {side: reply[side] for side in IMAGE} | server.state  # what the first client said stays
-        self.align(server, generator, [reply.table("directions") for reply in got.values()])
-
-    def pairs(self, server: Server, generator: nn.Module) -> dict[str, Value]:
-        """The centroid of every class that was ever reported, and its image in the clients' size."""
-        latents = server.memory.table("centroids")
-        if not len(latents):
-            return {"latents": latents}
-        channels, height, width = (int(server.memory.number(side)) for side in IMAGE)
-        with torch.no_grad(), rng.seeded(server.seed, "images", server.round):
-            images = generator(latents.values)
-        return {"latents": latents, "images": resized(images, (channels, height, width))}
+        server.state["introduced"] = introduced | dict.fromkeys(replies, True)
+        for reply in replies.values():  # the image size of the first client stays
+            server.state = {side: reply[side] for side in IMAGE_SIZE} | server.state
+        self.update_centroids(server, generator, [reply.table("directions") for reply in replies.values()])
 
     @step(
         down={
@@ -141,15 +122,16 @@ class FedKTL(Method):
         },
         up={
             "directions": TableField("classes", counts=True, by_sample=True),
-            **{side: ScalarField() for side in IMAGE},
+            **{side: ScalarField() for side in IMAGE_SIZE},
         },
     )
     def train(self, client: Client, msg: Payload) -> Reply:
+        """Train on L_A + mu MSE(proj(f(image_c)), w_c), and return the mean direction of each class."""
         client.state |= {name: value for name, value in msg.items() if name in ("simplex", "projection")}
         simplex = client.memory.tensor("simplex")
         projection = nn.Linear(client.profile.features, self.latent_width)
         client.load(client.memory.weights("projection"), into=projection)
-        pairs = self.received(client, msg)
+        pairs = pair_batches(client, msg)
 
         def loss(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
             cosines = self.direction(client, x) @ simplex.T  # <q, V_j>
@@ -160,7 +142,7 @@ class FedKTL(Method):
             client.model.eval()
             f = client.model.features(images)
             client.model.train()
-            return task, self.guidance * F.mse_loss(projection(f), latents)  # mu |proj(f(image_c)) - w_c|^2 / H
+            return task, self.guidance * F.mse_loss(projection(f), latents)
 
         client.fit(loss, modules=[client.model, projection], clip_norm=self.clip_norm)
         if self.persist_projection:
@@ -169,38 +151,13 @@ class FedKTL(Method):
             lambda x: self.direction(client, x), client.classes, min_count=self.min_class_count
         )
         directions = ClassTable(means.classes, F.normalize(means.values), means.counts)
-        return {"directions": directions, **dict(zip(IMAGE, client.train.images.shape[1:], strict=True))}
+        return {"directions": directions, **dict(zip(IMAGE_SIZE, client.train.images.shape[1:], strict=True))}
 
-    def received(self, client: Client, msg: Payload) -> Iterator[tuple[Tensor, Tensor]] | None:
-        """Batches of the received pairs, again and again; None before there are any."""
-        latents, own = msg.table("latents").values, client.train.images.shape[1:]
-        if not len(latents):
-            return None
-        images = msg.tensor("images")
-        if images.shape != (len(latents), *own):
-            raise PayloadError(f"field 'images' has shape {tuple(images.shape)}, expected {(len(latents), *own)}")
-        return cycled(images, latents, client.settings.batch_size, client.stream("pairs"))
-
-    def align(self, server: Server, generator: nn.Module, uploads: Sequence[ClassTable]) -> None:
-        """Train F so that what it makes of q is spread as latents are and gathers by class; keep its class means."""
+    def update_centroids(self, server: Server, generator: nn.Module, uploads: Sequence[ClassTable]) -> None:
+        """Train F on the uploads, and update the centroids of their classes. Other classes keep their centroid."""
         with rng.seeded(server.seed, "transformer"):
             transformer = feature_transformer(server.classes, self.latent_width)
         copy_into(transformer, server.memory.weights("transformer"))
-
-        def centroids() -> ClassTable:
-            transformer.eval()
-            rows = ((table.values, table.classes) for table in uploads)
-            return class_means(rows, transformer, server.classes, self.latent_width).without_counts()
-
-        start = centroids().dense(server.classes)[0]
-        moving = nn.Embedding(server.classes, self.latent_width, _weight=start)  # trained along with F, as released
-        stream = server.stream("align")
-
-        def loss(q: Tensor, y: Tensor) -> Tensor:
-            mapped = transformer(q)
-            drawn = draw_latents(generator, len(q), stream)
-            return mmd(mapped, drawn) + self.alignment * F.mse_loss(mapped, moving(y))
-
         settings = TrainSettings(
             epochs=self.server_epochs,
             batch_size=self.server_batch,
@@ -208,20 +165,29 @@ class FedKTL(Method):
             lr=self.server_lr,
             clip_norm=self.clip_norm,
         )
-        fit_rows([transformer, moving], loss, uploads, settings, stream)
+        centroids = train_transformer(
+            transformer,
+            generator,
+            uploads,
+            settings,
+            server.stream("align"),
+            classes=server.classes,
+            latent_width=self.latent_width,
+            alignment=self.alignment,
+        )
         server.state["transformer"] = weights_of(transformer)
-        server.state["centroids"] = server.memory.table("centroids").updated(centroids())  # R6
+        server.state["centroids"] = server.memory.table("centroids").updated(centroids)
 
-    def generator_of(self, server: Server) -> nn.Module:
+    def load_generator(self, server: Server) -> nn.Module:
         with rng.seeded(server.seed, "generator"):
             return load_generator(self.source, self.checkpoint, latent_width=self.latent_width, sha256=self.sha256)
 
-    def card(self) -> dict[str, str | bool]:
-        """What the record of a run says about the generator."""
+    def generator_record(self) -> dict[str, str | bool]:
+        """Return what the events of a run say about the generator."""
         return {"faithful": True, "sha256": self.sha256, "pretraining": self.pretraining}
 
     def direction(self, client: Client, x: Tensor) -> Tensor:
-        """q: the head's numbers as a point on the unit sphere."""
+        """Return q, the output of the head on the unit sphere."""
         return F.normalize(client.model(x))
 
     def predict(self, client: Client, x: Tensor) -> Tensor:

@@ -1,0 +1,37 @@
+"""Pairs of a generated image and its latent, one per class: made at the server, iterated at a client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.core import Client, Payload, Server, Value, rng
+from polyfed.errors import PayloadError
+from polyfed.models.generators import resized
+from polyfed.training.cycle import cycled
+
+IMAGE_SIZE = ("channels", "height", "width")
+
+
+def make_pairs(server: Server, generator: nn.Module) -> dict[str, Value]:
+    """Return the centroid of every class that was ever reported, and its image in the clients' size."""
+    latents = server.memory.table("centroids")
+    if not len(latents):
+        return {"latents": latents}
+    channels, height, width = (int(server.memory.number(side)) for side in IMAGE_SIZE)
+    with torch.no_grad(), rng.seeded(server.seed, "images", server.round):
+        images = generator(latents.values)
+    return {"latents": latents, "images": resized(images, (channels, height, width))}
+
+
+def pair_batches(client: Client, msg: Payload) -> Iterator[tuple[Tensor, Tensor]] | None:
+    """Return endless batches of the received images and latents, or None if there are none yet."""
+    latents, shape = msg.table("latents").values, client.train.images.shape[1:]
+    if not len(latents):
+        return None
+    images = msg.tensor("images")
+    if images.shape != (len(latents), *shape):
+        raise PayloadError(f"field 'images' has shape {tuple(images.shape)}, expected {(len(latents), *shape)}")
+    return cycled(images, latents, client.settings.batch_size, client.stream("pairs"))
