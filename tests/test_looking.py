@@ -14,7 +14,7 @@ from torch import Tensor
 from polyfed.analysis.cka import linear_cka
 from polyfed.core.client import copy_into
 from polyfed.core.codec import decode
-from polyfed.core.probes import batch
+from polyfed.core.probes import probe_samples
 from polyfed.errors import InputError
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.local import Local
@@ -91,7 +91,7 @@ def test_cka_is_between_the_models_that_the_participants_trained(kept: Kept) -> 
     # The states that the last round left are still in the run folder: the same numbers from them, by the formula.
     made = kept.toy.federation(kept.toy.config(FEW, splitting="stage"))
     assert made.global_test is not None
-    x = as_floats(batch(made.global_test).images)
+    x = as_floats(probe_samples(made.global_test).images)
     outputs = []
     for name in event["clients"]:
         model = made.make_client(name).model.eval()
@@ -161,8 +161,8 @@ def test_without_test_samples_there_is_nothing_to_compare_on() -> None:
 
 def test_the_samples_shown_are_spread_over_the_test_set() -> None:
     many = Samples(torch.zeros(1000, 1, 2, 2, dtype=torch.uint8), torch.arange(1000))
-    shown = batch(many).labels
+    shown = probe_samples(many).labels
     assert len(shown) == 256
     assert shown[0] == 0 and shown[-1] == 996
     assert int(shown.diff().max()) <= 4
-    assert batch(batch(many)).labels.tolist() == shown.tolist()
+    assert probe_samples(probe_samples(many)).labels.tolist() == shown.tolist()

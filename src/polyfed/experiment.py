@@ -1,4 +1,7 @@
-"""The one place where a config becomes a federation and rounds happen."""
+"""Experiments: a run from its config to `result.json`, with its folder, checkpoints, observers and signals.
+
+The rounds themselves are in `core.rounds`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
@@ -16,30 +20,24 @@ import torch
 
 import polyfed
 from polyfed.config import Config, size_in_bytes
-from polyfed.core.codec import decode, encode
-from polyfed.core.cohort import Cohort
 from polyfed.core.door import Door, TooFewRepliesError
 from polyfed.core.engine import Call, Engine
-from polyfed.core.method import Method
-from polyfed.core.payload import State
-from polyfed.core.server import Server
+from polyfed.core.rounds import RoundLoop, RoundResult, one_torch_thread
 from polyfed.engines import ray_cluster
-from polyfed.engines.pool import PoolEngine
-from polyfed.engines.serial import SerialEngine
 from polyfed.errors import PolyfedError, RunError
-from polyfed.federation import probes, ray_nodes
+from polyfed.federation import probes
+from polyfed.federation.engine_factory import make_engine
 from polyfed.federation.plan import Plan
-from polyfed.federation.simulation import HOST_FACTORY, SimulatedFederation, make_host
+from polyfed.federation.simulation import SimulatedFederation
 from polyfed.federation.summary import summary
 from polyfed.guards.privacy_cost import released
-from polyfed.machine import available_cores
 from polyfed.runs.checkpoint import CLIENT_STATES, Checkpoint, Checkpoints
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.records import Accuracy, Result, RoundRecord
 
 
 class Observer(Protocol):
-    """Somebody who watches a run: a progress bar, a tracker."""
+    """Callbacks of a run, for progress bars and trackers."""
 
     def started(self, config: Config, folder: Path, done: int) -> None: ...
 
@@ -49,32 +47,36 @@ class Observer(Protocol):
 
 
 class StoppedError(PolyfedError):
-    """The user stopped the run; its checkpoint is whole."""
+    """The user stopped the run. It can be resumed from its checkpoint."""
 
     exit_code = 130
 
 
 @dataclass
 class Experiment:
-    """A federation, its run folder, and the loop over rounds."""
+    """A federation, its run folder and its rounds.
+
+    Creating it checks everything that can be checked before the first round, and writes nothing.
+    """
 
     federation: Plan
     folder: RunFolder
     observers: list[Observer] = field(default_factory=list)
-    engine: Engine | None = None  # one that is there already, with states of its own; none: what the config names
+    engine: Engine | None = None  # an engine that keeps client states itself; None: create the one the config names
 
     def __post_init__(self) -> None:
         self.config = self.federation.config
         self.roster = self.federation.profiles()
         if self.config.engine.name == "ray":
             ray_cluster.installed()
-        self.federation.check(self.roster)
-        self._measured: dict[str, dict[str, tuple[int, int]]] = {}
+        with one_torch_thread():
+            self.server = self.federation.check(self.roster)
         self._stop = False
 
     def run(self) -> Result:
-        """From the last whole checkpoint, or from the start, to the result."""
-        with one_torch_thread(), self._stopping_politely():  # before the lock tells others that they may ask
+        """Run all rounds, from the last valid checkpoint if there is one, and return the result."""
+        # signal handlers first: once the folder is locked, other processes may ask this one to stop
+        with one_torch_thread(), self._handle_signals():
             self.folder.lock()
             try:
                 return self._run()
@@ -85,173 +87,140 @@ class Experiment:
             finally:
                 self.folder.unlock()
 
-    # the loop
-
     def _run(self) -> Result:
-        # an engine that was given keeps its clients' states where they are
         checkpoints = Checkpoints(self.folder.checkpoint_folder, local_states=self.engine is None)
         self.federation.save_metadata(self.folder, self.roster)
-        engine = self.engine or self._make_engine()
+        engine = self.engine or self._create_engine()
         try:
-            door = Door(
-                self.federation.method,
-                engine,
-                self.roster,
-                min_replies=self.config.failures.min_replies,
-                message_limit=size_in_bytes(self.config.engine.message_limit),
-                keep=self._keep_upload if self.federation.recorded else None,
-            )
-            server = self.federation.server(self.roster)
-            history = self._begin(checkpoints, door, server)
-            done = len(history)
-            saved_at, saved_round = time.monotonic(), done
-            for number in range(done + 1, self.config.rounds + 1):
-                record = self._round(number, door, server)
-                history.append(record)
-                self.folder.event("round", **record.to_dict())
-                for observer in self.observers:
-                    observer.round_done(record)
+            loop = self._round_loop(engine)
+            history = self._start(checkpoints, loop.door)
+            saved_at = time.monotonic()
+            for number in range(len(history) + 1, self.config.rounds + 1):
+                history.append(self._round(loop, number))
                 last = number == self.config.rounds
-                old = time.monotonic() - saved_at >= self.config.checkpoint.seconds
-                if last or old or self._stop:
-                    checkpoints.save(Checkpoint(number, server.state, door.ledger, history))
-                    door.pinned = [*door.pinned[-1:], dict(door.ledger.versions)]
-                    saved_at, saved_round = time.monotonic(), number
+                due = time.monotonic() - saved_at >= self.config.checkpoint.seconds
+                if last or due or self._stop:
+                    self._save_checkpoint(checkpoints, loop.door, number, history)
+                    saved_at = time.monotonic()
                 if self._stop and not last:
-                    self.folder.event("stopped", round=saved_round)
-                    raise StoppedError(f"stopped after round {number}; go on with: {self._again}")
-            return self._finish(checkpoints, door, server, history, engine)
+                    self.folder.event("stopped", round=number)
+                    raise StoppedError(f"stopped after round {number}; resume with: {self._resume_command}")
+            return self._finish(checkpoints, loop.door, history, engine)
         finally:
             engine.close()
 
-    def _make_engine(self) -> Engine:
+    def _create_engine(self) -> Engine:
         if not isinstance(self.federation, SimulatedFederation):
-            raise RunError("clients whose data is elsewhere need an engine that reaches them")
+            raise RunError("clients with data on other machines need an engine that reaches them")
         folder = self.folder.checkpoint_folder
         return make_engine(self.federation, folder / CLIENT_STATES, folder / "federation")
 
-    def _begin(self, checkpoints: Checkpoints, door: Door, server: Server) -> list[RoundRecord]:
-        """Put everything where the last whole checkpoint left it; without one, at the start."""
+    def _round_loop(self, engine: Engine) -> RoundLoop:
+        config, federation = self.config, self.federation
+        door = Door(
+            federation.method,
+            engine,
+            self.roster,
+            min_replies=config.failures.min_replies,
+            message_limit=size_in_bytes(config.engine.message_limit),
+            on_reply=self._record_upload if federation.recorded else None,
+        )
+        return RoundLoop(
+            federation.method,
+            self.server,
+            door,
+            select=federation.selected,
+            measures=self._measures(),
+            evaluate_every=config.evaluate.every,
+            histograms=config.evaluate.histograms,
+            probe=partial(probes.look, config.evaluate, door, self.server),
+            repeats=config.failures.repeats if config.failures.on_too_few == "repeat" else 0,
+            on_repeat=self._note,
+        )
+
+    def _start(self, checkpoints: Checkpoints, door: Door) -> list[RoundRecord]:
+        """Restore the newest valid checkpoint, if there is one. Return the records of the rounds done so far."""
         last, older, damaged = checkpoints.load_latest()
-        for sentence in damaged:
-            self._note(sentence)
+        for message in damaged:
+            self._note(message)
         history: list[RoundRecord] = []
         if last is None:
-            server.round = 0
-            self.federation.method.init(server)
-            server.state = kept(server.state)
             self.folder.event("started", rounds=self.config.rounds, clients=self.config.clients)
-            for sentence in self.federation.notes:
-                self._note(sentence)
+            for message in self.federation.notes:
+                self._note(message)
         else:
-            server.state, door.ledger, history = last.server, last.ledger, last.history
-            door.pinned = [*older, dict(last.ledger.versions)]
+            self.server.state, door.ledger, history = last.server, last.ledger, last.history
+            door.checkpoint_versions = [*older, dict(last.ledger.versions)]
             self.folder.event("resumed", round=last.round)
-        checkpoints.store.keep_only(door.pinned)
+        checkpoints.store.keep_only(door.checkpoint_versions)
         for observer in self.observers:
             observer.started(self.config, self.folder.path, len(history))
         return history
 
-    def _round(self, number: int, door: Door, server: Server) -> RoundRecord:
-        """One round, repeated where too few clients answered and the config says so."""
-        repeats = self.config.failures.repeats if self.config.failures.on_too_few == "repeat" else 0
-        before = encode(server.state).data if repeats else b""
-        for attempt in range(repeats + 1):
-            try:
-                return self._attempt(number, door, server)
-            except TooFewRepliesError as error:
-                if attempt == repeats:
-                    for failure in door.stats.failures:
-                        self.folder.event("failure", **failure)
-                    raise
-                self._note(f"{error}; the round is repeated")
-                door.undo_round()
-                server.state = dict(decode(before))
-        raise RunError(f"round {number} could not be finished")
-
-    def _attempt(self, number: int, door: Door, server: Server) -> RoundRecord:
-        door.begin_round(number)
-        server.round, server.events, server.artifacts = number, [], {}
-        self._measured = {}
-        last = number == self.config.rounds
-        due = last or number % self.config.evaluate.every == 0
-        server.histograms = due and self.config.evaluate.histograms
-        wanted = self._measures() if due else ()
-        method = self.federation.method
-        everyone = self.federation.names
-        measured: set[str] = set()
-        under_way = []
-        started = time.perf_counter()
-
-        def measure(names: tuple[str, ...]) -> None:
-            chosen = tuple(name for name in names if name in wanted and name not in measured)
-            if chosen:
-                measured.update(chosen)
-                under_way.append(door.measure_meanwhile(everyone, chosen, method.publish(server)))
-
-        selected = self.federation.selected(number)
-        method.round(server, Cohort(door, selected, measure))
-        if last:
-            if type(method).finish is not Method.finish:
-                measured.clear()  # what counts in the last round is what the finish leaves
-            method.finish(server, Cohort(door, everyone, measure))
-        measure(wanted)
-        door.settle()
-        if due:
-            probes.look(self.config.evaluate, door, server, selected)
-        server.state = kept(server.state)
-        for each in under_way:
-            self._measured.update(each.result())
-        seconds = time.perf_counter() - started
-        for event in server.events:
+    def _round(self, loop: RoundLoop, number: int) -> RoundRecord:
+        """Run one round, write its events and artifacts, and return its record."""
+        try:
+            result = loop.run_round(number)
+        except TooFewRepliesError:
+            for failure in loop.door.stats.failures:
+                self.folder.event("failure", **failure)
+            raise
+        for event in self.server.events:
             self.folder.event("method", **{**event, "kind": event["event"]})
-        for kind, tensors in server.artifacts.items():
+        for kind, tensors in self.server.artifacts.items():
             self.folder.write_artifact(kind, number, tensors)
-        return self._record(number, door, seconds)
-
-    def _record(self, number: int, door: Door, seconds: float) -> RoundRecord:
-        """Record the measurements of a round, for events, checkpoints and the result."""
-        stats, guard = door.stats, self.federation.guard
-        for failure in stats.failures:
+        for failure in result.stats.failures:
             self.folder.event("failure", **failure)
-        for item in stats.left:
-            self.folder.event("left", round=number, **item)
+        for upload in result.stats.uploads:
+            self.folder.event("left", round=number, **upload)
+        record = self._record(result)
+        self.folder.event("round", **record.to_dict())
+        for observer in self.observers:
+            observer.round_done(record)
+        return record
+
+    def _record(self, result: RoundResult) -> RoundRecord:
+        """Return the record of a round, as written to events, checkpoints and the result."""
+        stats, guard = result.stats, self.federation.guard
         accuracy = {}
-        for name, counts in self._measured.items():
+        for name, counts in result.counts.items():
             if not any(total for _, total in counts.values()):
-                continue  # nobody has test samples: not measured, which is not the same as never right
-            by_client = [c / n if n else None for c, n in counts.values()]
+                continue  # no client has test samples, so there is no accuracy
+            by_client = [correct / total if total else None for correct, total in counts.values()]
             known = [value for value in by_client if value is not None]
             pooled = sum(c for c, _ in counts.values()) / max(1, sum(n for _, n in counts.values()))
-            # personal: weighted by held-out samples; global: all clients see the same samples, so a plain mean
+            # personal: weighted by held-out samples; global: every client has the same samples, so a plain mean
             value = pooled if name.startswith("personal") else sum(known) / max(1, len(known))
             accuracy[name] = Accuracy(value, by_client)
+        server_seconds = result.seconds - stats.call_seconds - stats.evaluation_wait_seconds
         return RoundRecord(
-            round=number,
+            round=result.number,
             accuracy=accuracy,
             loss=stats.task_loss(),
             up=stats.up,
             down=stats.down,
             overhead={"up": stats.overhead_up, "down": stats.overhead_down},
             seconds={
-                "total": seconds,
-                "train": stats.waited,
-                "evaluate": stats.evaluated,
-                "server": max(0.0, seconds - stats.waited - stats.blocked),
+                "total": result.seconds,
+                "train": stats.call_seconds,
+                "evaluate": stats.evaluation_seconds,
+                "server": max(0.0, server_seconds),
                 "clients": stats.client_seconds,
             },
             failures=[{k: f[k] for k in ("round", "client", "steps", "kind", "message")} for f in stats.failures],
-            released=None if guard is None else released(guard.protections, stats.left, stats.failures),
+            released=None if guard is None else released(guard.protections, stats.uploads, stats.failures),
         )
 
-    def _finish(
-        self, checkpoints: Checkpoints, door: Door, server: Server, history: list[RoundRecord], engine: Engine
-    ) -> Result:
+    def _save_checkpoint(self, checkpoints: Checkpoints, door: Door, number: int, history: list[RoundRecord]) -> None:
+        checkpoints.save(Checkpoint(number, self.server.state, door.ledger, history))
+        door.checkpoint_versions = [*door.checkpoint_versions[-1:], dict(door.ledger.versions)]
+
+    def _finish(self, checkpoints: Checkpoints, door: Door, history: list[RoundRecord], engine: Engine) -> Result:
         result = summary(
             self.config,
             history,
             names=self.federation.names,
-            server_state=server.state,
+            server_state=self.server.state,
             digests=door.ledger.digests,
             other_memory=engine.peak_memory(),
             versions=versions(),
@@ -265,8 +234,8 @@ class Experiment:
 
     # helpers
 
-    def _keep_upload(self, call: Call, client: str, frame: bytes) -> None:
-        """Keep a reply as it left, where the config asks for this client's."""
+    def _record_upload(self, call: Call, client: str, frame: bytes) -> None:
+        """Write a reply to the run folder, if the config records this client's uploads."""
         if client in self.federation.recorded:
             self.folder.write_upload(client, call.round, "+".join(call.labels), frame)
 
@@ -279,73 +248,41 @@ class Experiment:
         return tuple(wanted)
 
     @property
-    def _again(self) -> str:
-        """The command that goes on with a run that was stopped."""
+    def _resume_command(self) -> str:
+        """The command that resumes the run after a stop."""
         return f"polyfed resume {self.folder.path}" if self.engine is None else "the same command"
 
-    def _note(self, sentence: str) -> None:
-        self.folder.event("note", message=sentence)
+    def _note(self, message: str) -> None:
+        self.folder.event("note", message=message)
         for observer in self.observers:
-            observer.note(sentence)
+            observer.note(message)
 
     @contextlib.contextmanager
-    def _stopping_politely(self) -> Iterator[None]:
-        """The first Ctrl-C or SIGTERM ends the run after its round, with a checkpoint; the second ends it at once."""
+    def _handle_signals(self) -> Iterator[None]:
+        """Stop after the round at the first Ctrl-C or SIGTERM, with a checkpoint. Stop at once at the second."""
 
         def ask_to_stop(number: int, frame: FrameType | None) -> None:
             if self._stop:
                 raise KeyboardInterrupt
             self._stop = True
-            self._note("stopping after this round, with a checkpoint; once more to stop at once")
+            self._note("stopping after this round, with a checkpoint; press Ctrl-C again to stop at once")
 
         try:
             before = {number: signal.signal(number, ask_to_stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:  # not in the main thread: whoever runs it there handles signals
+        except ValueError:  # not in the main thread: the caller handles signals
             yield
             return
         try:
             yield
         except KeyboardInterrupt:
-            raise StoppedError(f"stopped; go on with: {self._again}") from None
+            raise StoppedError(f"stopped; resume with: {self._resume_command}") from None
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
 
-def kept(state: State) -> State:
-    """A server's state as a checkpoint gives it back: the next round sees the same memory layouts, resumed or not.
-
-    What cannot be kept is refused here, after the round that made it, not when a checkpoint is due.
-    """
-    return dict(decode(encode(state).data))
-
-
-@contextlib.contextmanager
-def one_torch_thread() -> Iterator[None]:
-    """Sums over threads depend on their number; with one, results are equal on every engine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def make_engine(federation: SimulatedFederation, store: Path, scratch: Path) -> Engine:
-    """The engine that the config names."""
-    wanted = federation.config.engine
-    if wanted.name == "serial":
-        return SerialEngine(make_host(federation, store))
-    if wanted.name == "ray":
-        return ray_nodes.ray_engine(federation, store, scratch)
-    workers = wanted.workers if isinstance(wanted.workers, int) else available_cores()
-    workers = min(workers, max(1, federation.config.per_round))
-    description = {**federation.describe_for_workers(scratch), "store": str(store)}
-    return PoolEngine(HOST_FACTORY, description, workers, timeout=wanted.timeout)
-
-
 def versions() -> dict[str, str]:
-    """What a result depends on besides its config."""
+    """Return the versions that a result depends on besides its config."""
     return {
         "polyfed": polyfed.__version__,
         "python": platform.python_version(),

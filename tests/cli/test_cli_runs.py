@@ -58,7 +58,7 @@ def test_a_stopped_run_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
             if "round 1/40" in line:
                 child.send_signal(signal.SIGINT)
     assert child.returncode == 130
-    assert "go on with: polyfed resume r" in line
+    assert "resume with: polyfed resume r" in line
     saved = len([line for line in Path("r", "events.jsonl").read_text().splitlines() if '"event": "round"' in line])
     assert 1 <= saved < 40 and not Path("r", "result.json").exists()
     assert main(run) == 0

@@ -263,7 +263,7 @@ def test_bytes_are_counted_for_those_who_were_asked() -> None:
     (stats,) = outcome.round_stats
     assert sum(len(frame) for seen in recorder.down for frame in seen.frames) == stats.overhead_down
     assert stats.down == {"x": 0, "y": 0}  # scalars weigh nothing but overhead
-    assert stats.left[0] == {"client": "0", "step": "hear", "fields": {"sum": 0}, "shapes": {"sum": "a scalar"}}
+    assert stats.uploads[0] == {"client": "0", "step": "hear", "fields": {"sum": 0}, "shapes": {"sum": "a scalar"}}
 
 
 # a round that is repeated

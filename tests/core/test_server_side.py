@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from polyfed import api
-from polyfed.core.door import RoundStats
 from polyfed.core.engine import TrainingStats
+from polyfed.core.round_stats import RoundStats
 from polyfed.errors import RunError
 from polyfed.runs.records import RoundRecord
 
@@ -155,8 +155,8 @@ def test_numbers_as_people_write_them() -> None:
 
 
 def test_equal_results_for_torch_of_any_layout() -> None:
-    from polyfed.experiment import kept
+    from polyfed.core.rounds import normalise_state
 
     weights = torch.rand(4, 3, 5, 5).to(memory_format=torch.channels_last)
-    back = kept({"w": weights})["w"]
+    back = normalise_state({"w": weights})["w"]
     assert isinstance(back, torch.Tensor) and back.is_contiguous() and torch.equal(back, weights)

@@ -24,8 +24,8 @@ from tests.deploy.flower_names import (
 
 from polyfed.config import parse
 from polyfed.core.codec import encode
-from polyfed.core.door import _check_looked, _right_answers
 from polyfed.core.engine import Failure
+from polyfed.core.evaluation import _check_probe, _read_counts
 from polyfed.core.profile import Profile, layout
 from polyfed.deploy.flower_adapter import (
     Array,
@@ -118,9 +118,9 @@ def test_a_loss_that_is_not_finite_is_valid() -> None:
 )
 def test_invalid_evaluation_counts_are_refused(counts: Any) -> None:
     with pytest.raises(PayloadError):
-        _right_answers(encode(counts).data, 1 << 20, frozenset({"personal"}))
+        _read_counts(encode(counts).data, 1 << 20, frozenset({"personal"}))
     valid = encode({"personal": {"correct": 1, "total": 3}}).data
-    assert _right_answers(valid, 1 << 20, frozenset({"personal"})) == {"personal": (1, 3)}
+    assert _read_counts(valid, 1 << 20, frozenset({"personal"})) == {"personal": (1, 3)}
 
 
 BEN = Profile("ben", "tiny", (), (), 4, 3, 10)
@@ -143,8 +143,8 @@ def test_an_invalid_probe_is_refused(what: Any, seen: Any) -> None:
     from polyfed.core.payload import Payload
 
     with pytest.raises(PayloadError):
-        _check_looked(Payload(seen), what, BEN, 6)
-    assert _check_looked(Payload({"signatures": {"block 2": torch.zeros(6)}}), "signatures", BEN, 6) == 6
+        _check_probe(Payload(seen), what, BEN, 6)
+    assert _check_probe(Payload({"signatures": {"block 2": torch.zeros(6)}}), "signatures", BEN, 6) == 6
 
 
 # offers

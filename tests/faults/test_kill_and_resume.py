@@ -152,7 +152,7 @@ def test_ctrl_c_ends_after_the_round_with_a_whole_checkpoint(
     chosen = {**setting("fedproto", out, "pool"), "checkpoint": {"seconds": 1000}}
     stopped = launcher.start(chosen, ctrl_c=3)
     assert stopped.wait() == 130
-    assert stopped.error == f"stopped after round 3; go on with: polyfed resume {out}"
+    assert stopped.error == f"stopped after round 3; resume with: polyfed resume {out}"
     events = events_of(out)
     assert [event["round"] for event in events.of("stopped")] == [3] and events.round() == 3
     assert [path.name for path in (out / "checkpoint").glob("*.polyfed")] == ["round-000003.polyfed"]

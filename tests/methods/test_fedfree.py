@@ -251,7 +251,7 @@ def test_clients_that_do_not_participate_exchange_nothing() -> None:
     for events, stats in zip(rounds, outcome.round_stats, strict=True):
         assert listed(events[UP], "clients") == ["1", "4"]
         assert set(listed(events[DOWN], "clients")) <= {"1", "4"}
-        assert {str(item["client"]) for item in stats.left} == {"1", "4"}
+        assert {str(item["client"]) for item in stats.uploads} == {"1", "4"}
     assert outcome.ledger.digests.keys() == {"1", "4"}
 
 

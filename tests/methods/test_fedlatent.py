@@ -25,7 +25,7 @@ from polyfed.methods.fedlatent.decoder import ConditionalDecoder
 from polyfed.methods.local import Local
 from polyfed.models import ModelSpec, build
 from polyfed.testing.engine_wrappers import RecordingEngine
-from polyfed.testing.toy_federation import CLASS_COUNTS, ToyFederation, pictures
+from polyfed.testing.toy_federation import CLASS_COUNTS, ToyFederation, toy_images
 from polyfed.training import Samples, TrainSettings
 
 FAST: dict[str, Any] = {"samples_per_class": 6, "min_class_count": 1}
@@ -39,7 +39,7 @@ def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 def client(labels: list[int], model: str = "tiny-resnet", **train: Any) -> Client:
     """Return a client that holds the given labels, with images of the toy federation."""
-    images, classes = pictures(max(labels.count(c) for c in range(4)), np.random.Generator(np.random.PCG64(3)))
+    images, classes = toy_images(max(labels.count(c) for c in range(4)), np.random.Generator(np.random.PCG64(3)))
     at = [int(np.flatnonzero(classes == c)[labels[:k].count(c)]) for k, c in enumerate(labels)]
     pixels = torch.from_numpy((images[at] * 255).astype(np.uint8))[:, None]
     samples = Samples(pixels, torch.tensor(labels, dtype=torch.int64))

@@ -44,7 +44,7 @@ from polyfed.methods.fedvtc.variational_bound import (
 )
 from polyfed.models import ModelSpec, build
 from polyfed.models.decoders import latent_map, transposed_decoder
-from polyfed.testing.toy_federation import CLASS_COUNTS, ToyFederation, pictures
+from polyfed.testing.toy_federation import CLASS_COUNTS, ToyFederation, toy_images
 from polyfed.training import Samples, TrainSettings
 
 FAST: dict[str, Any] = {"samples_per_class": 6, "finetune_epochs": 1}
@@ -62,7 +62,7 @@ def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 def client(labels: list[int], model: str = "tiny-resnet", name: str = "0", **train: Any) -> Client:
     """Build a client with images of the toy federation."""
-    images, known = pictures(max(labels.count(c) for c in range(4)), np.random.Generator(np.random.PCG64(3)))
+    images, known = toy_images(max(labels.count(c) for c in range(4)), np.random.Generator(np.random.PCG64(3)))
     at = [int(np.flatnonzero(known == c)[labels[:k].count(c)]) for k, c in enumerate(labels)]
     pixels = torch.from_numpy((images[at] * 255).astype(np.uint8))[:, None]
     samples = Samples(pixels, torch.tensor(labels, dtype=torch.int64))
@@ -529,7 +529,7 @@ def test_fine_tuning_on_good_images_teaches_classes_that_a_client_does_not_have(
         def forward(self, v: Tensor) -> Tensor:
             return v.reshape(-1, *IMAGE).clamp(0, 1)
 
-    images, labels = pictures(20, np.random.Generator(np.random.PCG64(9)))
+    images, labels = toy_images(20, np.random.Generator(np.random.PCG64(9)))
     test = torch.from_numpy(images).float()[:, None]
     patterns = torch.stack([test[torch.from_numpy(labels == c)].mean(0).flatten() for c in range(4)])
     prototypes, deviation = ClassTable(torch.arange(4), patterns), torch.full((WIDTH,), 0.15)

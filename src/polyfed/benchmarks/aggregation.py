@@ -47,10 +47,10 @@ def _one_round(clients: int) -> dict[str, float]:
     from polyfed.benchmarks.slicing import memory
     from polyfed.benchmarks.synthetic import images
     from polyfed.config import parse
-    from polyfed.core.cohort import Cohort
     from polyfed.core.door import Door
-    from polyfed.experiment import make_engine, one_torch_thread
+    from polyfed.core.rounds import RoundLoop, initialise, one_torch_thread
     from polyfed.federation import simulation
+    from polyfed.federation.engine_factory import make_engine
 
     config = parse(
         {
@@ -73,10 +73,8 @@ def _one_round(clients: int) -> dict[str, float]:
         try:
             door, server = Door(made.method, engine, roster), made.server(roster)
             before = memory("VmRSS")
-            made.method.init(server)
-            door.begin_round(1)
-            server.round = 1
-            made.method.round(server, Cohort(door, made.names, lambda names: None))
+            initialise(made.method, server)
+            RoundLoop(made.method, server, door).run_round(1)
         finally:
             engine.close()
         weights = server.memory.weights("model")

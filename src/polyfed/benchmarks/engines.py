@@ -17,10 +17,10 @@ from typing import Any
 
 from polyfed.benchmarks.flower_simulation import Simulation
 from polyfed.config import parse
-from polyfed.core.cohort import Cohort
 from polyfed.core.door import Door
-from polyfed.experiment import make_engine, one_torch_thread
+from polyfed.core.rounds import RoundLoop, initialise, one_torch_thread
 from polyfed.federation import simulation
+from polyfed.federation.engine_factory import make_engine
 
 CLIENTS, WORKERS, ROUNDS, WARM = 20, 2, 60, 5
 SITES, SITE_ROUNDS = 2, 3
@@ -93,9 +93,8 @@ class Side:
         roster = made.profiles()
         started = time.perf_counter()
         self._engine = make_engine(made, folder / "states", folder / "federation")
-        self._door = Door(made.method, self._engine, roster)
-        self._server = made.server(roster)
-        self._method, self._cohort = made.method, Cohort(self._door, made.names, lambda names: None)
+        server = initialise(made.method, made.server(roster))
+        self._loop = RoundLoop(made.method, server, Door(made.method, self._engine, roster))
         self._number = 0
         self.turn()
         self.startup = time.perf_counter() - started  # until the first round is done
@@ -103,10 +102,7 @@ class Side:
     def turn(self) -> float:
         """Seconds of a round."""
         self._number += 1
-        self._door.begin_round(self._number)
-        started = time.perf_counter()
-        self._method.round(self._server, self._cohort)
-        return time.perf_counter() - started
+        return self._loop.run_round(self._number).seconds
 
     def close(self) -> None:
         self._engine.close()

@@ -15,12 +15,10 @@ from typing import Any
 
 from polyfed.benchmarks.synthetic import images
 from polyfed.config import parse
-from polyfed.core.cohort import Cohort
 from polyfed.core.door import Door
-from polyfed.core.server import Server
+from polyfed.core.rounds import RoundLoop, initialise, one_torch_thread
 from polyfed.data.dataset import Dataset
 from polyfed.engines.serial import SerialEngine
-from polyfed.experiment import one_torch_thread
 from polyfed.federation import simulation
 
 CLIENTS, SAMPLES, SIZE, REPEATS = 20, 6000, 28, 7
@@ -62,21 +60,16 @@ def measure() -> dict[str, Any]:
 class _Side:
     """One method with its own clients, all in this process."""
 
-    made: simulation.SimulatedFederation
-    door: Door
-    server: Server
+    loop: RoundLoop
 
     @staticmethod
     def of(method: dict[str, Any], data: Dataset, states: Path) -> _Side:
         config = parse({"method": method, "clients": CLIENTS, "data": {"partition": {"scheme": "iid"}}})
         made = simulation.build_federation(config, data=data)
         roster = made.profiles()
-        server = made.server(roster)
-        made.method.init(server)
-        return _Side(made, Door(made.method, SerialEngine(simulation.make_host(made, states)), roster), server)
+        server = initialise(made.method, made.server(roster))
+        door = Door(made.method, SerialEngine(simulation.make_host(made, states)), roster)
+        return _Side(RoundLoop(made.method, server, door))
 
     def client_seconds(self, number: int) -> float:
-        self.door.begin_round(number)
-        self.server.round = number
-        self.made.method.round(self.server, Cohort(self.door, self.made.names, lambda names: None))
-        return self.door.stats.client_seconds
+        return self.loop.run_round(number).stats.client_seconds

@@ -11,13 +11,13 @@ from typing import Any
 
 from polyfed.benchmarks.synthetic import images
 from polyfed.config import parse
-from polyfed.core.cohort import Cohort
 from polyfed.core.door import Door
 from polyfed.core.filter import ServerFilter, Update
 from polyfed.core.payload import Weights
+from polyfed.core.rounds import RoundLoop, one_torch_thread
 from polyfed.core.server import Server
-from polyfed.experiment import make_engine, one_torch_thread
 from polyfed.federation import simulation
+from polyfed.federation.engine_factory import make_engine
 
 CLIENTS, SAMPLES, SIZE, REPEATS = 10, 800, 28, 8
 RULES = ("abs_ref", "theorem")
@@ -75,21 +75,13 @@ def _rounds(rule: str, folder: Path) -> tuple[list[float], list[float]]:
     data = images("inco", SAMPLES, SIZE, folder / "cache")
     made = simulation.build_federation(config, data=data)
     roster = made.profiles()
-    made.check(roster)
+    server = made.check(roster)
     engine = make_engine(made, folder / "states", folder / "federation")
-    door, server = Door(made.method, engine, roster), made.server(roster)
     assert server.filter is not None  # the config has one
     server.filter = timed = _Timed(server.filter)
-    cohort = Cohort(door, made.names, lambda names: None)
-    made.method.init(server)
-    seconds = []
+    loop = RoundLoop(made.method, server, Door(made.method, engine, roster))
     try:
-        for number in range(1, REPEATS + 2):
-            door.begin_round(number)
-            server.round = number
-            started = time.perf_counter()
-            made.method.round(server, cohort)
-            seconds.append(time.perf_counter() - started)
+        seconds = [loop.run_round(number).seconds for number in range(1, REPEATS + 2)]
     finally:
         engine.close()
     return seconds[1:], timed.seconds[1:]  # the first is warm-up

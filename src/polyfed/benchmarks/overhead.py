@@ -21,10 +21,10 @@ import torch.nn.functional as F
 
 from polyfed.benchmarks.synthetic import images
 from polyfed.config import Config, parse
-from polyfed.core.cohort import Cohort
 from polyfed.core.door import Door
-from polyfed.experiment import make_engine, one_torch_thread
+from polyfed.core.rounds import RoundLoop, initialise, one_torch_thread
 from polyfed.federation import simulation
+from polyfed.federation.engine_factory import make_engine
 from polyfed.training.fit import TrainSettings, make_optimizer
 
 CLIENTS, SAMPLES, SIZE, REPEATS = 20, 6000, 28, 11
@@ -84,16 +84,12 @@ class _Side:
         self._bare = [_Bare(made, [name for name in made.names if int(name) % workers == w]) for w in range(workers)]
         self._engine = make_engine(made, folder / "states", folder / "federation")
         roster = made.profiles()
-        self._door = Door(made.method, self._engine, roster)
-        self._server = made.server(roster)
-        self._method, self._cohort = made.method, Cohort(self._door, made.names, lambda names: None)
+        server = initialise(made.method, made.server(roster))
+        self._loop = RoundLoop(made.method, server, Door(made.method, self._engine, roster))
 
     def turn(self, number: int) -> tuple[float, float]:
         """Seconds of a round on the pool, and of the same work in bare processes."""
-        self._door.begin_round(number)
-        started = time.perf_counter()
-        self._method.round(self._server, self._cohort)
-        pool = time.perf_counter() - started
+        pool = self._loop.run_round(number).seconds
         for process in self._bare:
             process.start()
         return pool, statistics.mean(process.seconds() for process in self._bare)

@@ -24,7 +24,7 @@ def attack(
     """Try to get a client's pictures back from what it sent, and say how well that went."""
     from polyfed.attack.reconstruction import attack as tried
     from polyfed.attack.reconstruction import draw
-    from polyfed.experiment import one_torch_thread
+    from polyfed.core.rounds import one_torch_thread
 
     with one_torch_thread():
         outcome = tried(folder, client, field, steps)

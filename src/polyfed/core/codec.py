@@ -148,6 +148,15 @@ def encode(payload: Mapping[str, Value]) -> Frame:
     return Frame(MAGIC + hashlib.sha256(body).digest() + body, fields)
 
 
+def encode_each(each: Mapping[str, Mapping[str, Value]]) -> dict[str, Frame]:
+    """Encode every client's message. A message object that several clients share is encoded once."""
+    frames: dict[int, Frame] = {}
+    return {
+        name: frames[id(payload)] if id(payload) in frames else frames.setdefault(id(payload), encode(payload))
+        for name, payload in each.items()
+    }
+
+
 def _pack(tensors: Mapping[str, Tensor]) -> bytes:
     """safetensors bytes from the tensors' memory; for small ones its torch front end takes several times as long."""
     return bytes(

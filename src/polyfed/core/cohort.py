@@ -36,7 +36,7 @@ class Cohort:
         names = tuple(step.__name__ for step in steps)
         out = out or Outgoing()
         own = {k: {**out.each.get(k, {}), **each.get(k, {})} for k in {**out.each, **each}} if each else out.each
-        return self._door.ask(names, self.ids, Outgoing({**out.shared, **(shared or {})}, own))
+        return self._door.call(names, self.ids, Outgoing({**out.shared, **(shared or {})}, own))
 
     def call(
         self,

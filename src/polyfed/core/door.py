@@ -1,74 +1,35 @@
-"""The server side of the door: numbers calls, encodes and checks messages, counts bytes, records failures.
+"""The door: the server's side of every call to clients.
 
-It lives as long as a run. What it must remember over a restart is its ledger: how many calls were made, and which
-state every client is in.
+It numbers calls, encodes messages, checks replies, counts bytes and records failures. It lives as long as a run. Only
+its ledger must survive a restart: the number of calls so far and the state version of every client.
 """
 
 from __future__ import annotations
 
-import math
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 
-from polyfed.core.codec import Frame, MessageHeader, decode, encode, read_header
-from polyfed.core.engine import INITIAL, Answer, Call, Engine, Failure, Task, TrainingStats
+from polyfed.core.codec import MessageHeader, decode, encode, encode_each, read_header
+from polyfed.core.engine import INITIAL, Answer, Call, Engine, Failure, Task
+from polyfed.core.evaluation import Evaluator
+from polyfed.core.ledger import Ledger
 from polyfed.core.method import Method, Outgoing
-from polyfed.core.payload import Payload, Value
-from polyfed.core.probes import SAMPLES, Look
-from polyfed.core.profile import Layout, Profile
+from polyfed.core.payload import Payload
+from polyfed.core.profile import Profile
+from polyfed.core.round_stats import RoundStats
 from polyfed.core.schema import TreeField, check_finite, check_header
 from polyfed.core.step import Messages, combined
 from polyfed.errors import PayloadError, RunError
 
-MOST_SAMPLES = 10**12  # that an evaluation may count
-
-
-@dataclass
-class Ledger:
-    """Which state every client is in, and which others still exist."""
-
-    calls: int = 0
-    versions: dict[str, int] = field(default_factory=dict)  # the state each client is in; absent: initial
-    digests: dict[str, str] = field(default_factory=dict)
-    alive: dict[str, list[int]] = field(default_factory=dict)  # states that may exist in the store
-
-    def copy(self) -> Ledger:
-        alive = {client: list(states) for client, states in self.alive.items()}
-        return Ledger(self.calls, dict(self.versions), dict(self.digests), alive)
-
-
-@dataclass
-class RoundStats:
-    """What one round cost and what went wrong in it."""
-
-    up: dict[str, int] = field(default_factory=dict)  # bytes by field
-    down: dict[str, int] = field(default_factory=dict)
-    overhead_up: int = 0
-    overhead_down: int = 0
-    left: list[dict[str, object]] = field(default_factory=list)  # what left each client, by field
-    failures: list[dict[str, object]] = field(default_factory=list)
-    trained: list[TrainingStats] = field(default_factory=list)
-    client_seconds: float = 0.0  # sum over clients of the time their steps took
-    waited: float = 0.0  # time the server waited for calls
-    evaluated: float = 0.0
-    blocked: float = 0.0  # time the server waited for evaluations
-
-    def task_loss(self) -> float | None:
-        """The task's own training loss, weighted by samples."""
-        finite = [t for t in self.trained if math.isfinite(t.loss)]
-        samples = sum(t.samples for t in finite)
-        return sum(t.loss * t.samples for t in finite) / samples if samples and finite else None
+OnReply = Callable[[Call, str, bytes], None]  # (call, client, encoded reply)
 
 
 class TooFewRepliesError(RunError):
-    """A call brought fewer replies than the run demands."""
+    """A call received fewer replies than the run requires."""
 
 
 class Door:
-    """Everything that happens between a method's round and an engine."""
+    """Connection between a method's rounds and an engine."""
 
     def __init__(
         self,
@@ -78,27 +39,25 @@ class Door:
         *,
         min_replies: int = 1,
         message_limit: int = 4 << 30,
-        keep: Callable[[Call, str, bytes], None] | None = None,
+        on_reply: OnReply | None = None,
     ) -> None:
         self.method = method
+        self.engine = engine
+        self.profiles = {profile.name: profile for profile in roster}
+        self.message_limit = message_limit
         self.ledger = Ledger()
-        self.round_start = Ledger()  # to go back to when a round is repeated
-        self.pinned: list[Mapping[str, int]] = []  # what checkpoints refer to, by client
+        self.round_start = Ledger()  # restored when a round is repeated
+        self.checkpoint_versions: list[Mapping[str, int]] = []  # states that checkpoints refer to, by client
         self.stats = RoundStats()
         self.round = 0
-        self._engine = engine
-        self._profiles = {profile.name: profile for profile in roster}
+        self.evaluator = Evaluator(self)
         self._min_replies = min_replies
-        self._limit = message_limit
-        self._keep = keep  # told of every reply that is accepted, with its bytes
+        self._on_reply = on_reply  # called for every accepted reply
         self._calls_of_step: dict[str, int] = {}
-        self._evaluations = 0
-        self._open = False  # whether replies of a call are still being read
-        self._beside = ThreadPoolExecutor(1, "measuring")
-        self._measuring: Future[dict[str, dict[str, tuple[int, int]]]] | None = None
+        self._reading = False  # whether replies of a call are still being read
 
     def begin_round(self, number: int) -> None:
-        """Start counting anew, unless a round is repeated. What only earlier rounds needed may go from now on."""
+        """Start a round with fresh statistics. Keep the statistics if the round is repeated."""
         if number != self.round:
             self.stats = RoundStats()
         self.round = number
@@ -106,29 +65,27 @@ class Door:
         self._calls_of_step = {}
 
     def undo_round(self) -> None:
-        """Every client is again as the round found it. Call numbers go on: each stands for one call."""
-        made, exists = self.ledger.calls, self.ledger.alive
-        self.stats.trained = []  # of what is undone, only its cost stays
+        """Return every client to its state at the start of the round. Call numbers are never reused."""
+        calls, alive = self.ledger.calls, self.ledger.alive
+        self.stats.trained = []  # the cost of the undone attempt stays
         self.ledger = self.round_start.copy()
-        self.ledger.calls, self.ledger.alive = made, exists
+        self.ledger.calls, self.ledger.alive = calls, alive
 
-    # calling steps
-
-    def ask(self, steps: tuple[str, ...], clients: Sequence[str], out: Outgoing) -> Iterator[tuple[str, Payload]]:
-        """Run steps on clients and yield their replies in client order, leaving failures out."""
-        if self._open:
+    def call(self, steps: tuple[str, ...], clients: Sequence[str], out: Outgoing) -> Iterator[tuple[str, Payload]]:
+        """Run steps on clients and yield the replies in client order. Clients that failed are left out."""
+        if self._reading:
             raise RunError(
                 "a call was made while the replies of another were still being read; use cohort.call there"
             )
-        self.settle()
+        self.evaluator.wait()
         messages = combined(self.method, steps)
-        stray = sorted(out.each.keys() - set(clients))
-        if stray:
-            raise RunError(f"a payload is addressed to client {stray[0]}, which is not in the cohort")
+        unknown = sorted(out.each.keys() - set(clients))
+        if unknown:
+            raise RunError(f"a payload is addressed to client {unknown[0]}, which is not in the cohort")
         self.ledger.calls += 1
         call = Call(self.ledger.calls, self.round, steps, tuple(self._label(name) for name in steps))
         shared = encode(out.shared)
-        own = _encoded(out.each)
+        own = encode_each(out.each)
         tasks = [
             Task(
                 name,
@@ -139,9 +96,9 @@ class Door:
             for name in clients
         ]
         for name in clients:
-            states = self.ledger.alive.setdefault(name, [])
-            if call.number not in states:
-                states.append(call.number)
+            versions = self.ledger.alive.setdefault(name, [])
+            if call.number not in versions:
+                versions.append(call.number)
             frames = [shared, own[name]] if name in own else [shared]
             for frame in frames:
                 for field_name, size in frame.fields.items():
@@ -150,7 +107,7 @@ class Door:
         compared = any(isinstance(kind, TreeField) and kind.like for kind in messages.up.values())
         sent = read_header(shared.data) if compared else None
         replied = 0
-        answers = self._engine.call(call, shared.data, tasks)
+        answers = self.engine.call(call, shared.data, tasks)
         for answer in self._timed(answers):
             down = sent.joined(read_header(own[answer.client].data)) if sent and answer.client in own else sent
             reply = self._accept(call, answer, messages, down)
@@ -166,21 +123,21 @@ class Door:
             )
 
     def _timed(self, answers: Iterator[Answer]) -> Iterator[Answer]:
-        """Answers, with the time spent waiting for them; no other call may be made before the last."""
-        self._open = True
+        """Yield answers and add up the time spent waiting for them. No other call is allowed before the last one."""
+        self._reading = True
         try:
             while True:
                 started = time.perf_counter()
                 answer = next(answers, None)
-                self.stats.waited += time.perf_counter() - started
+                self.stats.call_seconds += time.perf_counter() - started
                 if answer is None:
                     return
                 yield answer
         finally:
-            self._open = False
+            self._reading = False
 
     def _accept(self, call: Call, answer: Answer, messages: Messages, sent: MessageHeader | None) -> Payload | None:
-        """Count and check one answer; a bad one is recorded and left out, and its client stays as it was."""
+        """Check and count one answer. An invalid answer is recorded as a failure; the client keeps its old state."""
         self.stats.client_seconds += answer.seconds
         failure = answer.failure
         reply: Payload | None = None
@@ -188,150 +145,43 @@ class Door:
         shapes: dict[str, str] = {}
         if failure is None:
             try:
-                seen = read_header(answer.frame, limit=self._limit)
-                check_header(seen, messages.up, self.method, self._profiles[answer.client], sent)
-                reply = decode(answer.frame, seen)
+                header = read_header(answer.frame, limit=self.message_limit)
+                check_header(header, messages.up, self.method, self.profiles[answer.client], sent)
+                reply = decode(answer.frame, header)
                 check_finite(reply)
-                sizes, shapes = seen.sizes(), seen.shapes()
+                sizes, shapes = header.sizes(), header.shapes()
             except PayloadError as error:
                 failure, reply = Failure("refused", str(error)), None
         if failure is not None or reply is None:
-            self.stats.overhead_up += len(answer.frame)  # it travelled, whatever it was
-            self._failed(call, answer.client, failure or Failure("unavailable", "no answer"))
+            self.stats.overhead_up += len(answer.frame)  # an invalid reply was sent all the same
+            self.record_failure(call, answer.client, failure or Failure("unavailable", "no answer"))
             return None
         for name, size in sizes.items():
             self.stats.up[name] = self.stats.up.get(name, 0) + size
         self.stats.overhead_up += len(answer.frame) - sum(sizes.values())
-        self.stats.left.append(
+        self.stats.uploads.append(
             {"client": answer.client, "step": "+".join(call.steps), "fields": sizes, "shapes": shapes}
         )
-        if self._keep is not None:
-            self._keep(call, answer.client, answer.frame)
+        if self._on_reply is not None:
+            self._on_reply(call, answer.client, answer.frame)
         self.stats.trained.extend(answer.trained)
         self.ledger.versions[answer.client] = call.number
         self.ledger.digests[answer.client] = answer.digest
         return reply
 
-    # measuring
-
-    def measure_meanwhile(
-        self, clients: Sequence[str], measures: tuple[str, ...], published: Outgoing
-    ) -> Future[dict[str, dict[str, tuple[int, int]]]]:
-        """Start a measurement and return at once, where the engine can run it while the server goes on.
-
-        The next call, or `settle`, waits for its end: clients do one thing at a time.
-        """
-        self.settle()
-        frozen = Outgoing(decode(encode(published.shared).data), published.each)  # the server may go on to change it
-        if self._engine.concurrent:
-            self._measuring = self._beside.submit(self.measure, clients, measures, frozen)
-            return self._measuring
-        started = time.perf_counter()
-        done: Future[dict[str, dict[str, tuple[int, int]]]] = Future()
-        done.set_result(self.measure(clients, measures, published))
-        self.stats.blocked += time.perf_counter() - started
-        return done
-
-    def settle(self) -> None:
-        """Wait for a measurement that is under way."""
-        if self._measuring is not None:
-            started = time.perf_counter()
-            waiting, self._measuring = self._measuring, None
-            waiting.result()
-            self.stats.blocked += time.perf_counter() - started
-
-    def measure(
-        self, clients: Sequence[str], measures: tuple[str, ...], published: Outgoing
-    ) -> dict[str, dict[str, tuple[int, int]]]:
-        """Right answers and samples, by measure and client. Not part of the method's traffic, so not counted."""
-        started = time.perf_counter()
-        shared, own = encode(published.shared).data, _encoded(published.each)
-        found: dict[str, dict[str, tuple[int, int]]] = {}
-        twins = (
-            self._twins(clients, own) if self.method.predicts_from_published() else {name: name for name in clients}
-        )
-        one_of_each = list(dict.fromkeys(twins.values()))
-        # Everybody on data of their own; on what is the same for all, one of those who would answer alike.
-        plans = [(clients, tuple(m for m in measures if m != "global")), (one_of_each, ("global",))]
-        if "global" not in measures or len(one_of_each) == len(clients):
-            plans = [(clients, measures)]
-        for asked, wanted in plans:
-            self._evaluations += 1
-            call = Call(-self._evaluations, self.round, measures=wanted)
-            tasks = [
-                Task(name, self.ledger.versions.get(name, INITIAL), own[name].data if name in own else b"")
-                for name in (asked if wanted else ())
-            ]
-            for answer in self._engine.call(call, shared, tasks):
-                if answer.failure is not None:
-                    self._failed(call, answer.client, answer.failure)
-                    continue
-                try:
-                    counted = _right_answers(answer.frame, self._limit, self._measured(wanted))
-                except PayloadError as error:
-                    self._failed(call, answer.client, Failure("refused", str(error)))
-                    continue
-                for name, counts in counted.items():
-                    found.setdefault(name, {})[answer.client] = counts
-        self.stats.evaluated += time.perf_counter() - started
-
-        def of(name: str, client: str) -> tuple[int, int]:
-            """A client that could not be measured counts as one without test samples."""
-            asked = twins[client] if name.startswith("global") else client
-            return found[name].get(asked, (0, 0))
-
-        return {name: {client: of(name, client) for client in clients} for name in found}
-
-    def probe(self, clients: Sequence[str], what: Look) -> Iterator[tuple[str, Payload]]:
-        """What clients' own models make of common test samples, one client at a time; failures are left out."""
-        self.settle()
-        started, self._evaluations = time.perf_counter(), self._evaluations + 1
-        call = Call(-self._evaluations, self.round, measures=(what,))
-        tasks = [Task(name, self.ledger.versions.get(name, INITIAL)) for name in clients]
-        length = 0
-        for answer in self._engine.call(call, encode({}).data, tasks):
-            if answer.failure is not None:
-                self._failed(call, answer.client, answer.failure)
-                continue
-            try:
-                seen = decode(answer.frame, read_header(answer.frame, limit=self._limit))
-                length = _check_looked(seen, what, self._profiles[answer.client], length)
-            except PayloadError as error:
-                self._failed(call, answer.client, Failure("refused", str(error)))
-            else:
-                yield answer.client, seen
-        took = time.perf_counter() - started
-        self.stats.evaluated += took
-        self.stats.blocked += took
-
-    def _twins(self, clients: Sequence[str], own: Mapping[str, Frame]) -> dict[str, str]:
-        """For every client the first with the same architecture and the same message: both answer alike."""
-        first: dict[tuple[Layout, str], str] = {}
-        return {
-            name: first.setdefault((self._profiles[name].model, own[name].digest if name in own else ""), name)
-            for name in clients
-        }
-
-    # helpers
-
-    def _measured(self, measures: tuple[str, ...]) -> frozenset[str]:
-        """What an evaluation may tell of: each measure, by each way of predicting."""
-        ways = ("", *(f" by {way}" for way in self.method.also_predict()))
-        return frozenset(measure + way for measure in measures for way in ways)
-
-    def _failed(self, call: Call, client: str, why: Failure) -> None:
-        """Record that a client gave no usable answer; what it could not keep ends the run."""
-        if why.kind == "storage":
-            raise RunError(f"round {self.round}: {why.message}")  # going on would lose what is not kept
+    def record_failure(self, call: Call, client: str, failure: Failure) -> None:
+        """Record that a client gave no usable answer. Raise RunError if a state could not be stored."""
+        if failure.kind == "storage":
+            raise RunError(f"round {self.round}: {failure.message}")  # a state that is not stored would be lost
         self.stats.failures.append(
             {
                 "round": self.round,
                 "client": client,
                 "call": call.number,
                 "steps": list(call.steps or ("evaluate",)),
-                "kind": why.kind,
-                "message": why.message,
-                "detail": why.detail,
+                "kind": failure.kind,
+                "message": failure.message,
+                "detail": failure.detail,
             }
         )
 
@@ -340,50 +190,10 @@ class Door:
         return step if count == 1 else f"{step}.{count}"
 
     def _discardable(self, client: str) -> tuple[int, ...]:
-        """States of a client that nothing needs: neither this round, nor the start of it, nor a checkpoint."""
-        needed = {book.versions.get(client, INITIAL) for book in (self.ledger, self.round_start)}
-        needed |= {versions.get(client, INITIAL) for versions in self.pinned}
-        old = tuple(v for v in self.ledger.alive.get(client, ()) if v not in needed)
-        if old:
+        """Return stored versions of a client that neither this round, its start nor a checkpoint refers to."""
+        needed = {ledger.versions.get(client, INITIAL) for ledger in (self.ledger, self.round_start)}
+        needed |= {versions.get(client, INITIAL) for versions in self.checkpoint_versions}
+        unused = tuple(v for v in self.ledger.alive.get(client, ()) if v not in needed)
+        if unused:
             self.ledger.alive[client] = [v for v in self.ledger.alive[client] if v in needed]
-        return old
-
-
-def _encoded(each: Mapping[str, Mapping[str, Value]]) -> dict[str, Frame]:
-    """Each client's message; one that several clients share is encoded, and held, once."""
-    made: dict[int, Frame] = {}
-    return {
-        name: made[id(payload)] if id(payload) in made else made.setdefault(id(payload), encode(payload))
-        for name, payload in each.items()
-    }
-
-
-def _right_answers(frame: bytes, limit: int, asked: frozenset[str]) -> dict[str, tuple[int, int]]:
-    """What an evaluation counted, by measure."""
-    counted: dict[str, tuple[int, int]] = {}
-    for name, counts in decode(frame, read_header(frame, limit=limit)).items():
-        if name not in asked:
-            raise PayloadError(f"an evaluation tells of '{name[:40]}', which was not asked for")
-        got = Payload(counts if isinstance(counts, Mapping) else {})
-        correct, total = got.number("correct"), got.number("total")
-        if not 0 <= correct <= total <= MOST_SAMPLES or int(correct) != correct or int(total) != total:
-            raise PayloadError(f"an evaluation counts {correct:g} right answers of {total:g} samples")
-        counted[name] = (int(correct), int(total))
-    return counted
-
-
-def _check_looked(seen: Payload, what: Look, profile: Profile, length: int) -> int:
-    """Refuse what is no answer to a look. Vectors of all clients have one length, which is given back."""
-    if what == "features":
-        vectors, classes = seen.tensor("vectors"), seen.tensor("classes")
-        rows = len(classes) if classes.ndim == 1 else 0
-        if not 1 <= rows <= SAMPLES or vectors.shape != (rows, profile.features) or not vectors.is_floating_point():
-            raise PayloadError(f"features of the shape {tuple(vectors.shape)} were not asked for")
-        return length
-    for stage, vector in seen.weights("signatures").items():
-        length = length or vector.numel()
-        if not re.fullmatch(r"[a-z]+( [0-9]{1,4})?", stage):  # it becomes a file's name
-            raise PayloadError(f"there is no stage {stage[:40]!r} of a model")
-        if vector.shape != (length,) or length > SAMPLES * SAMPLES or not vector.is_floating_point():
-            raise PayloadError(f"a signature of the shape {tuple(vector.shape)} does not go with those of others")
-    return length
+        return unused

@@ -20,7 +20,7 @@ from polyfed.core.engine import INITIAL, Answer, Call, Failure, StateStore, Task
 from polyfed.core.guard import Guard, Released, ReleaseLog
 from polyfed.core.method import Method
 from polyfed.core.payload import Payload, Value, detached_copy
-from polyfed.core.probes import PROBES, look
+from polyfed.core.probes import PROBES, run_probe
 from polyfed.core.schema import check_finite, check_header
 from polyfed.core.step import combined
 from polyfed.errors import PayloadError, PolyfedError, StateError
@@ -218,7 +218,7 @@ class Host:
         """What is asked of the client's own model for analysis."""
         if self._maker.global_test is None:
             raise PayloadError(f"'{call.measures[0]}' are of common test samples, and this client has none")
-        return encode(look(client, call.measures[0], self._maker.global_test)).data
+        return encode(run_probe(client, call.measures[0], self._maker.global_test)).data
 
     # states
 

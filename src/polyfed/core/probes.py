@@ -1,6 +1,6 @@
-"""Looking into clients' models for analysis: what they make of common test samples, as their last step left them.
+"""Probes: what a client's model computes on common test samples, for analysis.
 
-No part of a method's traffic: nothing is counted, and no trace is left at the client.
+Probes are not part of a method's traffic: their bytes are not counted, and the client does not change.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from polyfed.training import Samples
 from polyfed.training.cka_kernels import signature
 from polyfed.training.samples import as_floats
 
-Look = Literal["signatures", "features"]
-PROBES: tuple[str, ...] = get_args(Look)
-SAMPLES = 256  # of the test set, spread evenly over it
+ProbeKind = Literal["signatures", "features"]
+PROBES: tuple[str, ...] = get_args(ProbeKind)
+SAMPLES = 256  # size of the probed subset of the test set
 
 
-def batch(test: Samples) -> Samples:
-    """The test samples that every client is shown: the same for all, in every round."""
+def probe_samples(test: Samples) -> Samples:
+    """Return evenly spaced test samples: the same for every client in every round."""
     count = min(SAMPLES, len(test))
     return test.subset(torch.arange(count) * len(test) // count)
 
 
-def look(client: Client, what: str, test: Samples) -> dict[str, Value]:
-    """`signatures`: by stage, what enters linear CKA; `features`: the features of every sample, and its class."""
-    shown = batch(test)
+def run_probe(client: Client, kind: str, test: Samples) -> dict[str, Value]:
+    """Return linear-CKA signatures by stage (`signatures`), or features and classes of every sample (`features`)."""
+    samples = probe_samples(test)
     client.model.eval()
-    x = as_floats(shown.images)
-    if what == "features":
+    x = as_floats(samples.images)
+    if kind == "features":
         with torch.no_grad():
-            return {"vectors": client.model.features(x), "classes": shown.labels}
+            return {"vectors": client.model.features(x), "classes": samples.labels}
     return {"signatures": {name: signature(output) for name, output in stage_outputs(client.model, x).items()}}

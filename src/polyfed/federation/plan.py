@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 from polyfed import catalogue
 from polyfed.core import needs as needs_room
 from polyfed.core.filter import ServerFilter
 from polyfed.core.profile import Profile, layout
+from polyfed.core.rounds import initialise
 from polyfed.core.server import Server
 from polyfed.errors import InputError, nearest
 from polyfed.federation import probes, splitting
@@ -108,12 +109,17 @@ class Plan(FederationBase):
 
     def check_needs(self, profiles: Sequence[Profile]) -> None:
         """Refuse a method that cannot work with these clients, naming those that can."""
-        others = [(name, catalogue.load(name).needs) for name in catalogue.methods() if name != self.method.name]
         title, needs = type(self.method).__name__, self.method.needs
         if self.config.splitting != "none":
             splitting.check_method(self.method, self.config.splitting)
             needs = dataclasses.replace(needs, same_architecture=False)
-        needs_room.check(title, needs, profiles, others)
+
+        def other_methods() -> Iterator[tuple[str, needs_room.Needs]]:
+            for name in catalogue.methods():  # imports every method, so only for an error message
+                if name != self.method.name:
+                    yield name, catalogue.load(name).needs
+
+        needs_room.check(title, needs, profiles, other_methods())
         cuts = needs.sub_models or self.config.splitting not in ("none", "architecture")
         if self.config.models.server is not None and not cuts:
             raise InputError(
@@ -141,8 +147,8 @@ class Plan(FederationBase):
             filter=self.filter,
         )
 
-    def check(self, roster: tuple[Profile, ...]) -> None:
-        """Everything that can be known to be wrong before anything is written or run."""
+    def check(self, roster: tuple[Profile, ...]) -> Server:
+        """Raise InputError for everything that can be checked before a run starts. Return the initialised server."""
         self.check_needs(roster)
         probes.check(self.config.evaluate, self.method, roster, self.global_test)
         server = self.server(roster)
@@ -159,4 +165,4 @@ class Plan(FederationBase):
             raise InputError(
                 f"method.public is '{self.config.data.dataset}', which is the clients' own data; name another dataset"
             )
-        self.method.init(server)  # an auxiliary model that does not exist or does not fit, for one
+        return initialise(self.method, server)  # refuses, for example, an auxiliary model that does not fit

@@ -52,7 +52,7 @@ def _similarity(door: Door, server: Server, clients: Sequence[str]) -> None:
     """Linear CKA between every two participants, at the stages that all of them have."""
     with tempfile.TemporaryDirectory(prefix="polyfed-cka-") as folder:
         signatures = Signatures(Path(folder))
-        for name, got in door.probe(clients, "signatures"):
+        for name, got in door.evaluator.probe(clients, "signatures"):
             signatures.add(name, got.weights("signatures"))
         matrices = {layer: signatures.matrix(layer) for layer in signatures.common}
     if matrices:
@@ -71,7 +71,7 @@ def _features(door: Door, server: Server, clients: Sequence[str]) -> None:
     vectors: list[Tensor] = []
     classes: list[Tensor] = []
     owners: list[Tensor] = []
-    for name, got in door.probe(clients, "features"):
+    for name, got in door.evaluator.probe(clients, "features"):
         total = len(got.tensor("classes"))
         chosen = torch.arange(min(each, total)) * total // min(each, total)
         vectors.append(got.tensor("vectors")[chosen])

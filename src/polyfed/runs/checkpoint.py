@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polyfed.core.codec import decode, encode
-from polyfed.core.door import Ledger
+from polyfed.core.ledger import Ledger
 from polyfed.core.payload import State
 from polyfed.errors import PayloadError, StateError
 from polyfed.runs.atomic_files import write_atomically

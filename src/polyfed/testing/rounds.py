@@ -1,34 +1,36 @@
-"""Rounds on any engine and with any clients: what an experiment does, without files, config or repeats."""
+"""Rounds on the serial engine with any clients: the loop of a real run, without a run folder."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from polyfed.core.client import Client
 from polyfed.core.codec import decode
 from polyfed.core.cohort import Cohort
-from polyfed.core.door import Door, Ledger, RoundStats
+from polyfed.core.door import Door
 from polyfed.core.engine import INITIAL, Engine, StateStore
+from polyfed.core.evaluation import Counts
 from polyfed.core.guard import Guard
-from polyfed.core.host import ClientMaker, Host
+from polyfed.core.host import MEASURES, ClientMaker, Host
+from polyfed.core.ledger import Ledger
 from polyfed.core.method import Method
 from polyfed.core.payload import Payload, State
 from polyfed.core.profile import Profile
+from polyfed.core.round_stats import RoundStats
+from polyfed.core.rounds import RoundLoop, initialise, one_torch_thread
 from polyfed.core.server import Server
 from polyfed.engines.serial import SerialEngine
-from polyfed.experiment import kept, one_torch_thread
 from polyfed.federation.summary import state_hash
-from polyfed.models.slicing import Family
 from polyfed.models.split import SplitModel
 from polyfed.training import Samples
 
-# What may be done to the serial engine: something stands around it.
-Wrap = Callable[[Engine], Engine]
+WrapEngine = Callable[[Engine], Engine]  # puts a wrapper around the serial engine
 
 
 class MemoryStore:
-    """States in this process."""
+    """Client states in memory."""
 
     def __init__(self) -> None:
         self._frames: dict[tuple[str, int], bytes] = {}
@@ -46,7 +48,7 @@ class MemoryStore:
 
 @dataclass
 class InMemoryClients:
-    """Clients that were made by hand, each by a function that makes it anew."""
+    """Clients from functions, each of which creates one client."""
 
     method: Method
     clients: Sequence[Callable[[], Client]]
@@ -59,36 +61,36 @@ class InMemoryClients:
         return next(client for client in (make() for make in self.clients) if client.name == name)
 
     def model(self, spec: str) -> SplitModel:
-        """What the server starts from: the first client's model."""
+        """Return the first client's model, which the server starts from."""
         return self.clients[0]().model
 
     def roster(self) -> tuple[Profile, ...]:
         return tuple(make().profile for make in self.clients)
 
     def server(self, rounds: int) -> Server:
-        """Return the server of these clients before the first round."""
+        """Return the server of these clients before `init`."""
         roster = self.roster()
         return Server(roster, roster[0].classes, rounds, self.seed, self.model)
 
 
 @dataclass
 class Outcome:
-    """What a run ended with."""
+    """Final states, statistics and accuracies of some rounds."""
 
     server: State
     ledger: Ledger
     store: StateStore
     round_stats: list[RoundStats] = field(default_factory=list)
     hash: str = ""
-    accuracy: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
-    after_rounds: list[dict[str, str]] = field(default_factory=list)  # the clients' digests, before the finish
+    accuracy: Counts = field(default_factory=dict)
+    after_rounds: list[dict[str, str]] = field(default_factory=list)  # client state digests, before `finish`
 
     @property
     def failures(self) -> list[dict[str, object]]:
         return [failure for stats in self.round_stats for failure in stats.failures]
 
     def checked(self) -> Outcome:
-        """This outcome, after making sure that no client failed."""
+        """Return this outcome. Raise AssertionError if a client failed."""
         for failure in self.failures:
             raise AssertionError(
                 f"client {failure['client']} failed in round {failure['round']}: {failure['message']}"
@@ -96,59 +98,55 @@ class Outcome:
         return self
 
     def client(self, name: str) -> Payload:
-        """The `model` and the `state` that a client ended with; it must have been called."""
+        """Return the final `model` and `state` of a client that was called at least once."""
         return decode(self.store.read(name, self.ledger.versions.get(name, INITIAL)))
 
 
-@dataclass(frozen=True)
-class Stage:
-    """Who plays: the clients, what the server knows of them, and what it starts from."""
+@dataclass
+class _RecordingLoop(RoundLoop):
+    """A round loop that records the digests of client states after every round, before `finish`."""
 
-    maker: ClientMaker
-    roster: tuple[Profile, ...]
-    build: Callable[[str], SplitModel]
-    family: Family | None = None
+    digests: list[dict[str, str]] = field(default_factory=list)
+
+    def train(self, cohort: Cohort) -> None:
+        super().train(cohort)
+        self.digests.append(dict(self.door.ledger.digests))
 
 
-def run_rounds(
-    on: Stage | InMemoryClients,
-    rounds: int = 1,
+def run_rounds(clients: InMemoryClients, rounds: int = 1, **options: Any) -> Outcome:
+    """Run rounds with clients from functions. The options are those of `run_on_serial`."""
+    return run_on_serial(clients, clients.server(rounds), **options)
+
+
+def run_on_serial(
+    maker: ClientMaker,
+    server: Server,
     *,
-    wrap: Wrap | None = None,
+    wrap: WrapEngine | None = None,
     evaluate: bool = False,
     memory: int = 1 << 30,
     selected: Callable[[int], tuple[str, ...]] | None = None,
     store: StateStore | None = None,
 ) -> Outcome:
-    """All rounds on the serial engine, or on what `wrap` puts around it; `selected` says who is in a round."""
-    if isinstance(on, InMemoryClients):
-        on = Stage(on, on.roster(), on.model)
+    """Run all rounds of a server on the serial engine, or on the engine that `wrap` puts around it.
+
+    With `evaluate`, clients are evaluated before the first round and after every round. `selected` gives the clients
+    of a round.
+    """
     states = store or MemoryStore()
-    method = on.maker.method
-    serial: Engine = SerialEngine(Host(on.maker, states, memory, 1 << 30))
-    door = Door(method, wrap(serial) if wrap else serial, on.roster)
-    server = Server(on.roster, on.roster[0].classes, rounds, on.maker.seed, on.build, family=on.family)
-    everyone = tuple(profile.name for profile in on.roster)
+    method = maker.method
+    engine: Engine = SerialEngine(Host(maker, states, memory, 1 << 30))
+    door = Door(method, wrap(engine) if wrap else engine, server.roster)
+    loop = _RecordingLoop(method, server, door, select=selected, measures=MEASURES if evaluate else ())
     outcome = Outcome(server.state, door.ledger, states)
-
-    def measure(names: tuple[str, ...]) -> None:
-        if evaluate:
-            outcome.accuracy |= door.measure(everyone, names, method.publish(server))
-
     with one_torch_thread():
-        method.init(server)
-        server.state = kept(server.state)
-        measure(("personal", "global"))
-        for number in range(1, rounds + 1):
-            door.begin_round(number)
-            server.round = number
-            outcome.round_stats.append(door.stats)
-            method.round(server, Cohort(door, selected(number) if selected else everyone, measure))
-            outcome.after_rounds.append(dict(door.ledger.digests))
-            if number == rounds:
-                method.finish(server, Cohort(door, everyone, measure))
-            measure(("personal", "global"))
-            server.state = kept(server.state)
-    outcome.server, outcome.ledger = server.state, door.ledger
-    outcome.hash = state_hash(everyone, server.state, door.ledger.digests)
+        initialise(method, server)
+        if evaluate:
+            outcome.accuracy |= door.evaluator.evaluate(loop.clients, MEASURES, method.publish(server))
+        for number in range(1, server.rounds + 1):
+            result = loop.run_round(number)
+            outcome.round_stats.append(result.stats)
+            outcome.accuracy |= result.counts
+    outcome.server, outcome.ledger, outcome.after_rounds = server.state, door.ledger, loop.digests
+    outcome.hash = state_hash(loop.clients, server.state, door.ledger.digests)
     return outcome

@@ -1,7 +1,6 @@
-"""A tiny federation in memory, made for a method and run in many ways.
+"""A toy federation for testing a method: four classes of 1x8x8 images, five clients, two rounds.
 
-Four classes of 1x8x8 pictures that can be learned in a few steps, five clients, two rounds: one run takes a fraction
-of a second. Files go to a temporary folder that ends with the toy.
+The classes can be learned in a few steps, and one run takes a fraction of a second. Files go to a temporary folder.
 """
 
 from __future__ import annotations
@@ -19,25 +18,25 @@ import numpy as np
 
 from polyfed import api
 from polyfed.config import Config, parse
-from polyfed.core.door import RoundStats
 from polyfed.core.method import Method
+from polyfed.core.round_stats import RoundStats
 from polyfed.data import dataset as datasets
 from polyfed.data import partition_file
 from polyfed.federation import simulation as federations
 from polyfed.federation.simulation import SimulatedFederation
 from polyfed.runs.state_store import FolderStore
 from polyfed.testing.engine_wrappers import RecordedMessage, RecordingEngine
-from polyfed.testing.rounds import Outcome, Stage, Wrap, run_rounds
+from polyfed.testing.rounds import Outcome, WrapEngine, run_on_serial
 
 CLASSES = 4
 PER_CLASS = 40
 BATCH = 8
-# Training samples of each client by class: uneven on purpose, all classes somewhere, no class everywhere.
+# Training samples of each client by class: uneven, every class at some clients, no class at all of them.
 CLASS_COUNTS: tuple[tuple[int, ...], ...] = ((6, 4, 0, 0), (0, 5, 7, 0), (0, 0, 6, 6), (5, 0, 0, 4), (3, 3, 3, 3))
 
 
-def pictures(per_class: int, stream: np.random.Generator) -> tuple[Any, Any]:
-    """Noisy copies of one random pattern per class."""
+def toy_images(per_class: int, stream: np.random.Generator) -> tuple[Any, Any]:
+    """Return images and labels: noisy copies of one random pattern per class."""
     patterns = np.random.Generator(np.random.PCG64(11)).random((CLASSES, 8, 8))
     labels = np.repeat(np.arange(CLASSES), per_class)
     noise = stream.normal(0, 0.15, (len(labels), 8, 8))
@@ -46,17 +45,17 @@ def pictures(per_class: int, stream: np.random.Generator) -> tuple[Any, Any]:
 
 @cache
 def _data() -> tuple[datasets.Dataset, tempfile.TemporaryDirectory[str]]:
-    """The pictures, made once in a process, and the folder that holds them until it ends."""
+    """Return the dataset, created once per process, and its temporary folder."""
     folder = tempfile.TemporaryDirectory(prefix="polyfed-toy-data-")
     stream = np.random.Generator(np.random.PCG64(5))
-    train, test = pictures(PER_CLASS, stream), pictures(5, stream)
+    train, test = toy_images(PER_CLASS, stream), toy_images(5, stream)
     names = [f"class {c}" for c in range(CLASSES)]
     return datasets.from_arrays("toy", *train, *test, class_names=names, cache=Path(folder.name)), folder
 
 
 @dataclass(frozen=True)
 class Reference:
-    """The plain run of a method, with which other runs are compared, and every message of it."""
+    """A method's run without changes, which other runs are compared with, and its messages."""
 
     hash: str
     round_stats: tuple[RoundStats, ...]
@@ -66,7 +65,7 @@ class Reference:
 
 @lru_cache(maxsize=2)
 def _reference(method: type[Method], fields: str) -> Reference:
-    """Made once for all checks of a method that are run one after the other."""
+    """Run a method once for all checks that follow each other."""
     with ToyFederation(method, json.loads(fields)) as toy:
         recorder = RecordingEngine()
         outcome = toy.run(wrap=recorder).checked()
@@ -74,12 +73,12 @@ def _reference(method: type[Method], fields: str) -> Reference:
 
 
 class ToyFederation:
-    """Makes federations for a method and runs them. Use it as a context manager."""
+    """Toy federations for one method. Use it as a context manager."""
 
     def __init__(self, method: type[Method], fields: Mapping[str, Any]) -> None:
         self.method = method
         self.fields = dict(fields)
-        # a model with BatchNorm, which is the harder case, where all must have the same
+        # one architecture for all: a model with BatchNorm, which is the harder case
         self.models: list[Any] | str = ["tiny-resnet"] if method.needs.same_architecture else "tiny4"
         if method.needs.sub_models:
             self.models = list(method.battery_models) or ["tiny-resnet@0.5", "tiny-resnet"]
@@ -96,55 +95,50 @@ class ToyFederation:
     ) -> None:
         self._temporary.cleanup()
 
-    # making
+    # configs and federations
 
-    def settings(self, shares: Sequence[Sequence[int]] = CLASS_COUNTS, **changed: Any) -> dict[str, Any]:
-        """A config in which client k trains on `shares[k][c]` samples of class c and is tested on two of each."""
+    def settings(self, class_counts: Sequence[Sequence[int]] = CLASS_COUNTS, **changed: Any) -> dict[str, Any]:
+        """Return a config in which client k trains on `class_counts[k][c]` samples of class c, and tests on two."""
         path = self.folder / f"partition-{len(list(self.folder.glob('partition-*')))}.npz"
-        partition_file.save(make_partition(shares), path)
+        partition_file.save(make_partition(class_counts), path)
         settings: dict[str, Any] = {
             "method": {"name": self.method.name, **self.fields},
             "data": {"dataset": "toy", "partition": {"scheme": "file", "path": str(path)}},
             "models": {"group": self.models},
-            "clients": len(shares),
+            "clients": len(class_counts),
             "rounds": 2,
             "train": {"batch_size": BATCH, "lr": 0.05},
             "engine": {"name": "serial"},
         }
         return settings | changed
 
-    def config(self, shares: Sequence[Sequence[int]] = CLASS_COUNTS, **changed: Any) -> Config:
-        return parse(self.settings(shares, **changed))
+    def config(self, class_counts: Sequence[Sequence[int]] = CLASS_COUNTS, **changed: Any) -> Config:
+        return parse(self.settings(class_counts, **changed))
 
     def federation(self, config: Config, method: Method | None = None) -> SimulatedFederation:
-        made = method or self.method(**self.fields)
-        return federations.build_federation(config, data=self.data, method=made)
+        chosen = method or self.method(**self.fields)
+        return federations.build_federation(config, data=self.data, method=chosen)
 
-    # running
+    # runs
 
     def run(
         self,
         config: Config | None = None,
         *,
         method: Method | None = None,
-        wrap: Wrap | None = None,
+        wrap: WrapEngine | None = None,
         evaluate: bool = False,
         memory: int = 1 << 30,
         selected: Callable[[int], tuple[str, ...]] | None = None,
     ) -> Outcome:
-        """All rounds on the serial engine, or on what `wrap` puts around it."""
+        """Run all rounds on the serial engine, or on the engine that `wrap` puts around it."""
         chosen = config or self.config()
         federation = self.federation(chosen, method)
         roster = federation.profiles()
         federation.check_needs(roster)
-        return run_rounds(
-            Stage(
-                federation,
-                roster,
-                federation.common_model,
-                federation.family if federation.method.one_model else None,
-            ),
-            chosen.rounds,
+        return run_on_serial(
+            federation,
+            federation.server(roster),
             wrap=wrap,
             evaluate=evaluate,
             memory=memory,
@@ -153,11 +147,11 @@ class ToyFederation:
         )
 
     def reference(self) -> Reference:
-        """What the plain run of the method ends with and sends; no client fails in it."""
+        """Return the method's run without changes, in which no client fails."""
         return _reference(self.method, json.dumps(self.fields, sort_keys=True))  # type: ignore[arg-type]  # a class
 
     def experiment(self, settings: Mapping[str, Any], folder: Path | None = None, **options: Any) -> dict[str, Any]:
-        """The same through the front door: a run folder, checkpoints, and the engine that the settings name."""
+        """Run an experiment with a run folder, checkpoints and the engine that the settings name."""
         method = self.method(**self.fields)
         return api.run(dict(settings), data=self.data, method=method, out=folder or self.new_folder(), **options)
 
@@ -166,18 +160,18 @@ class ToyFederation:
         return self.folder / f"run-{self._runs}"
 
 
-def make_partition(shares: Sequence[Sequence[int]]) -> partition_file.Partition:
-    """Sample numbers by client: from the front of every class for training, from its end for testing."""
+def make_partition(class_counts: Sequence[Sequence[int]]) -> partition_file.Partition:
+    """Return sample indices by client: training samples from the start of every class, test samples from its end."""
     taken = [0] * CLASSES
     train = []
-    for share in shares:
-        mine: list[int] = []
-        for label, count in enumerate(share):
+    for counts in class_counts:
+        indices: list[int] = []
+        for label, count in enumerate(counts):
             start = label * PER_CLASS + taken[label]
-            mine += range(start, start + count)
+            indices += range(start, start + count)
             taken[label] += count
-        train.append(np.array(sorted(mine), dtype=np.int64))
+        train.append(np.array(sorted(indices), dtype=np.int64))
     ends = np.array([(label + 1) * PER_CLASS - n for label in range(CLASSES) for n in (2, 1)], dtype=np.int64)
     if max(taken) > PER_CLASS - 2:
-        raise ValueError(f"a class has {PER_CLASS - 2} samples to share out, {max(taken)} were asked for")
-    return partition_file.Partition(tuple(train), tuple(ends for _ in shares))
+        raise ValueError(f"a class has {PER_CLASS - 2} training samples; {max(taken)} were requested")
+    return partition_file.Partition(tuple(train), tuple(ends for _ in class_counts))

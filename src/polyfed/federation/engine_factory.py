@@ -1,0 +1,25 @@
+"""Creates the engine of a simulation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from polyfed.core.engine import Engine
+from polyfed.engines.pool import PoolEngine
+from polyfed.engines.serial import SerialEngine
+from polyfed.federation import ray_nodes
+from polyfed.federation.simulation import HOST_FACTORY, SimulatedFederation, make_host
+from polyfed.machine import available_cores
+
+
+def make_engine(federation: SimulatedFederation, store: Path, scratch: Path) -> Engine:
+    """Create the engine that the config names. Client states go to `store`."""
+    settings = federation.config.engine
+    if settings.name == "serial":
+        return SerialEngine(make_host(federation, store))
+    if settings.name == "ray":
+        return ray_nodes.ray_engine(federation, store, scratch)
+    workers = settings.workers if isinstance(settings.workers, int) else available_cores()
+    workers = min(workers, max(1, federation.config.per_round))
+    description = {**federation.describe_for_workers(scratch), "store": str(store)}
+    return PoolEngine(HOST_FACTORY, description, workers, timeout=settings.timeout)
