@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from polyfed.comparison import Comparison, Run, compare, gather
+from polyfed.comparison import Comparison, Run, compare, load_runs
 from polyfed.runs.folder import RunFolder
 
 DOCS = Path(__file__).parent.parent / "docs" / "results"
@@ -44,9 +44,9 @@ def labelled(folders: Iterable[Path], label: Callable[[Mapping[str, Any]], str])
 
 def finished(folders: Iterable[Path]) -> list[Run]:
     """The finished runs below some folders; one that is not finished is an error, for the page would leave it out."""
-    runs, left_out = gather(folders)
-    if left_out:
-        raise SystemExit("\n".join(left_out))
+    runs, skipped = load_runs(folders)
+    if skipped:
+        raise SystemExit("\n".join(skipped))
     return runs
 
 

@@ -118,7 +118,7 @@ def execute(opened: OpenedRun, *, data: Dataset | None = None, observers: Sequen
     config, folder = opened.config, opened.folder
     if config.engine.name == "flower":
         raise InputError("engine flower reaches sites on other machines; start it with polyfed serve")
-    tracking = trackers.check(config.track)
+    tracking = trackers.create_trackers(config.track)
     federation = simulation.build_federation(config, data=data)
 
     def note(sentence: str) -> None:
@@ -128,7 +128,7 @@ def execute(opened: OpenedRun, *, data: Dataset | None = None, observers: Sequen
         if not observers:
             logging.getLogger("polyfed").warning(sentence)
 
-    with trackers.tracked(config.track, tracking, note) as tracker_observers:
+    with trackers.track_run(config.track, tracking, note) as tracker_observers:
         experiment = Experiment(federation, folder, [*observers, *tracker_observers])
         if not opened.exists:
             folder.create({**config.to_dict(), "name": config.run_name, "versions": versions()})

@@ -1,4 +1,4 @@
-"""The attack on real runs: it finds what is there, and less of it behind noise."""
+"""The reconstruction attack on real runs: it recovers images from uploads, and less from uploads with noise."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ STEPS = 150
 @register("toy-embedding")
 @dataclass(frozen=True)
 class Embedding(Method):
-    """Sends a row per sample, and the model that made it, which it goes on to change."""
+    """Method that uploads a row per sample and the model that computed it, then trains the model further."""
 
     sends = Sends(up="an embedding of every sample, with the model", down="nothing")
     needs = replace(Method.needs)
 
     def round(self, server: Server, cohort: Cohort) -> None:
-        cohort.call(self.tell)
-        cohort.call(self.go_on)
+        cohort.call(self.upload)
+        cohort.call(self.train_further)
 
     @step(up={"embeddings": TensorField(("samples", "features"), by_sample=True), "weights": WeightsField()})
-    def tell(self, client: Client, msg: Payload) -> Reply:
+    def upload(self, client: Client, msg: Payload) -> Reply:
         client.fit()
         with torch.no_grad():
             rows = torch.cat([client.model.features(x) for x, _ in client.clean_pass()])
         return {"embeddings": rows, "weights": weights_of(client.model)}
 
     @step()
-    def go_on(self, client: Client, msg: Payload) -> None:
+    def train_further(self, client: Client, msg: Payload) -> None:
         client.fit()
 
 
@@ -76,60 +76,60 @@ def run(folder: Path, privacy: dict[str, Any] | None, method: Any = Embedding, *
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    where = tmp_path_factory.mktemp("attacked")
+    root = tmp_path_factory.mktemp("attacked")
     return {
-        "open": run(where / "open", None),
-        "noised": run(where / "noised", {"embeddings": {"clip": 1.0, "noise": 0.5}}),
-        "means": run(where / "means", {"prototypes": {"clip": 1.0, "noise": 0.2}}, method="fedproto"),
-        "weights": run(where / "weights", None, method="fedavg"),
+        "open": run(root / "open", None),
+        "noised": run(root / "noised", {"embeddings": {"clip": 1.0, "noise": 0.5}}),
+        "means": run(root / "means", {"prototypes": {"clip": 1.0, "noise": 0.2}}, method="fedproto"),
+        "weights": run(root / "weights", None, method="fedavg"),
     }
 
 
-def test_pictures_come_back_from_embeddings(folders: dict[str, Path]) -> None:
-    outcome = attack(folders["open"], steps=STEPS)
-    facts, scores = outcome.facts, outcome.facts["scores"]
-    assert (facts["client"], facts["field"], facts["round"], facts["protected"]) == ("1", "embeddings", 2, False)
-    assert facts["model"] == "sent along as 'weights'" and facts["cosine"] == pytest.approx(1.0, abs=1e-4)
-    assert set(scores) == {"nothing of the client", "the class of a row alone", "as it left"}
-    assert scores["as it left"]["psnr"] > scores["the class of a row alone"]["psnr"] + 1.0
-    assert scores["as it left"]["ssim"] > scores["the class of a row alone"]["ssim"]
-    assert len(outcome.real) == facts["rows"] == len(outcome.seen[-1].pictures)
+def test_images_are_recovered_from_embeddings(folders: dict[str, Path]) -> None:
+    result = attack(folders["open"], steps=STEPS)
+    report, scores = result.report, result.report["scores"]
+    assert (report["client"], report["field"], report["round"], report["protected"]) == ("1", "embeddings", 2, False)
+    assert report["model"] == "uploaded as 'weights'" and report["cosine"] == pytest.approx(1.0, abs=1e-4)
+    assert set(scores) == {"mean image", "class mean image", "upload"}
+    assert scores["upload"]["psnr"] > scores["class mean image"]["psnr"] + 1.0
+    assert scores["upload"]["ssim"] > scores["class mean image"]["ssim"]
+    assert len(result.target_images) == report["rows"] == len(result.reconstructions[-1].images)
 
 
-def test_noise_keeps_them_back(folders: dict[str, Path]) -> None:
-    facts = attack(folders["noised"], steps=STEPS).facts
-    scores = facts["scores"]
-    assert facts["protected"] and facts["cosine"] < 0.5
-    assert scores["without noise"]["psnr"] > scores["as it left"]["psnr"] + 3.0
-    assert scores["without noise"]["ssim"] > scores["as it left"]["ssim"]
-    # what is left is about what the class tells, or less
-    assert scores["as it left"]["psnr"] < scores["the class of a row alone"]["psnr"] + 0.5
+def test_noise_prevents_the_reconstruction(folders: dict[str, Path]) -> None:
+    report = attack(folders["noised"], steps=STEPS).report
+    scores = report["scores"]
+    assert report["protected"] and report["cosine"] < 0.5
+    assert scores["upload without noise"]["psnr"] > scores["upload"]["psnr"] + 3.0
+    assert scores["upload without noise"]["ssim"] > scores["upload"]["ssim"]
+    # not better than the mean image of the class
+    assert scores["upload"]["psnr"] < scores["class mean image"]["psnr"] + 0.5
 
 
-def test_the_same_attack_ends_alike(folders: dict[str, Path]) -> None:
-    assert attack(folders["noised"], steps=5).facts == attack(folders["noised"], "1", "embeddings", steps=5).facts
+def test_attack_is_deterministic(folders: dict[str, Path]) -> None:
+    assert attack(folders["noised"], steps=5).report == attack(folders["noised"], "1", "embeddings", steps=5).report
 
 
 def test_class_means_on_the_command_line(
     folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     picture = tmp_path / "grid.png"
-    asked = ["attack", str(folders["means"]), "--steps", "20", "-o", str(picture)]
-    assert main([*asked, "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)
-    assert facts["field"] == "prototypes" and facts["model"] == "as it was after round 2"
-    assert facts["samples_behind_a_row"][1] > 1 and facts["picture"] == str(picture)
+    command = ["attack", str(folders["means"]), "--steps", "20", "-o", str(picture)]
+    assert main([*command, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["field"] == "prototypes" and report["model"] == "after round 2"
+    assert report["samples_per_row"][1] > 1 and report["picture"] == str(picture)
     with Image.open(picture) as image:
         assert image.format == "PNG" and min(image.size) > 100
-    assert main(asked) == 0
+    assert main(command) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "without noise" in shown and "as it left" in shown and "The attacker has the client's model" in shown
+    assert "upload without noise" in shown and "The attacker has the client's model" in shown
 
 
 @pytest.mark.parametrize(
-    ("run_name", "options", "said"),
+    ("run_name", "options", "message"),
     [
-        ("open", ["--client", "0"], "kept no replies of client 0; run it with evaluate.record_uploads=[0]"),
+        ("open", ["--client", "0"], "has no recorded uploads of client 0; run it with evaluate.record_uploads=[0]"),
         ("open", ["--client", "9"], "there is no client called '9'"),
         ("open", ["--field", "embedding"], "sent no field 'embedding'; did you mean 'embeddings'?"),
         (
@@ -140,11 +140,11 @@ def test_class_means_on_the_command_line(
         ("weights", [], "client 1 sent model, samples; the attack needs rows"),
     ],
 )
-def test_what_cannot_be_attacked(
-    folders: dict[str, Path], run_name: str, options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+def test_invalid_targets(
+    folders: dict[str, Path], run_name: str, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["attack", str(folders[run_name]), *options]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_no_run_folder(tmp_path: Path) -> None:
@@ -153,12 +153,13 @@ def test_no_run_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 7, 9), (1, 28, 28)])
-def test_the_decoder_learns_to_tell_rows_apart(shape: tuple[int, int, int]) -> None:
-    """Two rows, two pictures."""
+def test_decoder_learns_to_distinguish_rows(shape: tuple[int, int, int]) -> None:
+    """Train on two rows with two images."""
     with rng.seeded(1):
         decoder = Decoder(3, shape)
     rows = torch.tensor([[1.0, 0.0, 5.0], [0.0, 1.0, 5.0]])
-    pictures = torch.stack([torch.zeros(shape), torch.ones(shape)])
-    made = train(decoder, rows, pictures, lambda x, _: x, 60, torch.Generator().manual_seed(0)).pictures(rows)
-    assert made.shape == pictures.shape
-    assert float(made[0].mean()) < 0.2 and float(made[1].mean()) > 0.8
+    images = torch.stack([torch.zeros(shape), torch.ones(shape)])
+    attacker = train(decoder, rows, images, lambda x, _: x, 60, torch.Generator().manual_seed(0))
+    reconstructed = attacker.reconstruct(rows)
+    assert reconstructed.shape == images.shape
+    assert float(reconstructed[0].mean()) < 0.2 and float(reconstructed[1].mean()) > 0.8

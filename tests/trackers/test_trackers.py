@@ -1,4 +1,4 @@
-"""Trackers with the real libraries: what they wrote is read back; what goes wrong in one never fails a run."""
+"""Trackers with the real libraries: their files are read back, and an error in a tracker never fails a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 import polyfed
 from polyfed.config import parse
 from polyfed.errors import InputError
-from polyfed.trackers import check
+from polyfed.trackers import create_trackers
 
 pytestmark = pytest.mark.xdist_group("trackers")
 SMALL: dict[str, Any] = {"rounds": 3, "clients": 3, "data": {"limit": 120}, "engine": {"name": "serial"}}
@@ -36,7 +36,7 @@ def notes(folder: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def tracked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """One run with all three."""
+    """Run an experiment with all three trackers."""
     folder = tmp_path_factory.mktemp("tracked") / "run"
     return folder, run(folder, "tensorboard", "mlflow", "wandb")
 
@@ -64,23 +64,23 @@ def test_mlflow(tracked: tuple[Path, dict[str, Any]]) -> None:
     client = MlflowClient((folder.parent / "mlruns").as_uri())
     experiment = client.get_experiment_by_name("polyfed")
     assert experiment is not None
-    (found,) = client.search_runs([experiment.experiment_id])
-    assert found.info.status == "FINISHED"
-    assert found.data.params["method.name"] == "fedproto" and found.data.params["train.lr"] == "0.01"
-    history = client.get_metric_history(found.info.run_id, "loss")
+    (mlflow_run,) = client.search_runs([experiment.experiment_id])
+    assert mlflow_run.info.status == "FINISHED"
+    assert mlflow_run.data.params["method.name"] == "fedproto" and mlflow_run.data.params["train.lr"] == "0.01"
+    history = client.get_metric_history(mlflow_run.info.run_id, "loss")
     assert [(point.step, point.value) for point in history] == list(enumerate(result["loss"]["by_round"], 1))
 
 
 def records(data: bytes) -> Iterator[bytes]:
-    """The records of a .wandb file: 7 bytes, then blocks of 32 KiB of parts (checksum, length, kind, content)."""
-    at, whole = 7, b""
+    """Yield the records of a .wandb file: 7 bytes, then 32 KiB blocks of parts (checksum, length, kind, content)."""
+    at, record = 7, b""
     while at + 7 <= len(data):
         _, length, kind = struct.unpack("<IHB", data[at : at + 7])
-        whole += data[at + 7 : at + 7 + length]
+        record += data[at + 7 : at + 7 + length]
         at += 7 + length
         if kind in {1, 4}:  # all of a record, or its last part
-            yield whole
-            whole = b""
+            yield record
+            record = b""
         if 32768 - at % 32768 < 7:  # too little for another part: the rest of the block is empty
             at += 32768 - at % 32768
 
@@ -100,19 +100,19 @@ def test_wandb(tracked: tuple[Path, dict[str, Any]]) -> None:
 
 
 def test_trackers_change_no_result(tracked: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    plain = run(tmp_path / "plain")
-    assert plain["state_hash"] == tracked[1]["state_hash"] and plain["config_hash"] == tracked[1]["config_hash"]
+    untracked = run(tmp_path / "untracked")
+    assert all(untracked[key] == tracked[1][key] for key in ("state_hash", "config_hash"))
 
 
 def test_the_config_hash_does_not_depend_on_trackers() -> None:
     assert parse({"track": ["mlflow"]}).hash() == parse({}).hash() != parse({"seed": 1}).hash()
 
 
-# a tracker of somebody else, and what can go wrong
+# custom trackers and their errors
 
 
 class Recorder:
-    """Keeps what it was told."""
+    """Tracker that records its calls."""
 
     needs: ClassVar[tuple[str, ...]] = ()
     calls: ClassVar[list[Any]] = []
@@ -150,7 +150,7 @@ class NeedsMore(Recorder):
     needs: ClassVar[tuple[str, ...]] = ("no_such_package_here",)
 
 
-def test_a_tracker_by_its_place(tmp_path: Path) -> None:
+def test_custom_tracker_by_module_and_class(tmp_path: Path) -> None:
     kind = _imported("Recorder")
     kind.calls.clear()
     run(tmp_path / "mine", f"{HERE}:Recorder")
@@ -161,7 +161,7 @@ def test_a_tracker_by_its_place(tmp_path: Path) -> None:
     )
 
 
-def test_a_tracker_that_fails_is_noted_once_and_the_run_goes_on(
+def test_failing_trackers_are_noted_once_and_do_not_fail_the_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     kind = _imported("FailsInRoundTwo")
@@ -170,23 +170,23 @@ def test_a_tracker_that_fails_is_noted_once_and_the_run_goes_on(
     assert (
         len(result["loss"]["by_round"]) == 3 and json.loads((tmp_path / "run" / "result.json").read_text()) == result
     )
-    said = [note for note in notes(tmp_path / "run") if "tracker" in note]
-    assert said == [record.getMessage() for record in caplog.records if record.name == "polyfed"]
-    assert [note.removeprefix(f"the tracker {HERE}:") for note in said] == [
-        "Exits failed and is left out from here on: SystemExit: 3",
-        "FailsInRoundTwo failed and is left out from here on: OSError: the disk is full",
-        "FailsAtTheEnd failed and is left out from here on: ValueError: at the end",
+    tracker_notes = [note for note in notes(tmp_path / "run") if "tracker" in note]
+    assert tracker_notes == [record.getMessage() for record in caplog.records if record.name == "polyfed"]
+    assert [note.removeprefix(f"the tracker {HERE}:") for note in tracker_notes] == [
+        "Exits failed and is switched off: SystemExit: 3",
+        "FailsInRoundTwo failed and is switched off: OSError: the disk is full",
+        "FailsAtTheEnd failed and is switched off: ValueError: at the end",
     ]
     assert [call[0] for call in kind.calls] == ["start", 1, 2]  # not called again, not even to finish
 
 
-def test_what_cannot_work_is_refused_before_the_run(tmp_path: Path) -> None:
+def test_invalid_trackers_raise_before_the_run(tmp_path: Path) -> None:
     for name, words in (
         ("tensorbord", "did you mean"),
         (f"{HERE}:NeedsMore", "no_such_package_here, which is not installed"),
         (f"{HERE}:Nothing", "cannot be imported"),
         ("no.such.module:Tracker", "cannot be imported"),
-        ("pathlib:Path", "is no tracker, it has no method start and no log and no finish"),
+        ("pathlib:Path", "is not a tracker: it has no method start and no log and no finish"),
     ):
         with pytest.raises(InputError) as caught:
             run(tmp_path / "run", name)
@@ -194,11 +194,11 @@ def test_what_cannot_work_is_refused_before_the_run(tmp_path: Path) -> None:
         assert not (tmp_path / "run").exists()
 
 
-def test_a_missing_library_names_its_extra() -> None:
+def test_missing_package_names_the_extra() -> None:
     code = (
         "import importlib.util as u; real = u.find_spec\n"
         "u.find_spec = lambda name, *rest: None if name == 'mlflow' else real(name, *rest)\n"
-        "from polyfed.trackers import check; check(['mlflow'])"
+        "from polyfed.trackers import create_trackers; create_trackers(['mlflow'])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (
@@ -206,16 +206,16 @@ def test_a_missing_library_names_its_extra() -> None:
     )
 
 
-def test_ours_can_be_made() -> None:
-    assert [type(one).__name__ for one in check(["tensorboard", "mlflow", "wandb"])] == [
+def test_built_in_trackers_can_be_created() -> None:
+    assert [type(one).__name__ for one in create_trackers(["tensorboard", "mlflow", "wandb"])] == [
         "TensorBoard",
         "MLflow",
         "WandB",
     ]
 
 
-def test_a_stopped_run_goes_on_in_the_same_places(tmp_path: Path) -> None:
-    """Stopped after a round by SIGTERM, resumed: TensorBoard and MLflow have each round once."""
+def test_resumed_run_continues_in_the_same_tracker_runs(tmp_path: Path) -> None:
+    """Stop a run by SIGTERM and resume it: MLflow has each round once."""
     from mlflow import MlflowClient
 
     folder = tmp_path / "run"
@@ -234,28 +234,28 @@ def test_a_stopped_run_goes_on_in_the_same_places(tmp_path: Path) -> None:
     client = MlflowClient((tmp_path / "mlruns").as_uri())
     experiment = client.get_experiment_by_name("polyfed")
     assert experiment is not None
-    (found,) = client.search_runs([experiment.experiment_id])
-    assert found.info.status == "KILLED"
+    (mlflow_run,) = client.search_runs([experiment.experiment_id])
+    assert mlflow_run.info.status == "KILLED"
     polyfed.api.resume(folder)
-    (found,) = client.search_runs([experiment.experiment_id])
-    assert found.info.status == "FINISHED"
-    assert [point.step for point in client.get_metric_history(found.info.run_id, "loss")] == [1, 2, 3, 4]
+    (mlflow_run,) = client.search_runs([experiment.experiment_id])
+    assert mlflow_run.info.status == "FINISHED"
+    assert [point.step for point in client.get_metric_history(mlflow_run.info.run_id, "loss")] == [1, 2, 3, 4]
 
 
-def test_nothing_is_connected_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All three without a network: whatever leaves this machine would go through a connection."""
-    tried = []
+def test_trackers_open_no_network_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace `connect`: every byte that leaves this machine needs a connection."""
+    attempts = []
     real = socket.socket.connect
 
     def connect(self: socket.socket, address: Any) -> None:
         if self.family != socket.AF_UNIX and str(address[0]) not in {"127.0.0.1", "::1", "localhost"}:
-            tried.append(address)
+            attempts.append(address)
             raise OSError("no network")
         real(self, address)
 
     monkeypatch.setattr(socket.socket, "connect", connect)
     run(tmp_path / "run", "tensorboard", "mlflow", "wandb", rounds=1)
-    assert tried == [] and [note for note in notes(tmp_path / "run") if "tracker" in note] == []
+    assert attempts == [] and [note for note in notes(tmp_path / "run") if "tracker" in note] == []
     assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
 
 

@@ -1,5 +1,5 @@
-"""The inversion attack: how much of a client's pictures comes back from what it sent.
+"""Reconstruction attack: how much of a client's images can be recovered from its uploads.
 
-`likeness` says how alike pictures are, `inversion` trains the attacker's decoder, `target` reads from a run folder
-what there is to attack, and `attack` does it all.
+`target` loads the uploads to attack from a run folder, `attacker` trains the decoder, `image_similarity` has PSNR and
+SSIM, and `reconstruction` runs the whole attack.
 """

@@ -1,4 +1,4 @@
-"""The attacker: a small decoder that learns, on pictures of its own, which picture gives which row."""
+"""The attacker: a small decoder, trained on the attacker's own images, that maps uploaded rows to images."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 BATCH = 64
-Leak = Callable[[Tensor, torch.Generator], Tensor]  # what a row looks like to the attacker once it was protected
+Protect = Callable[[Tensor, torch.Generator], Tensor]  # applies the client's clipping and noise to rows
 
 
 class Decoder(nn.Module):
-    """From rows to pictures in [0, 1]."""
+    """Decoder from rows to images in [0, 1]."""
 
     def __init__(self, width: int, shape: tuple[int, int, int]) -> None:
         super().__init__()
@@ -32,35 +32,36 @@ class Decoder(nn.Module):
         )
 
     def forward(self, rows: Tensor) -> Tensor:
-        pictures: Tensor = self.layers(rows)
-        return pictures[:, :, : self.height, : self.width]
+        images: Tensor = self.layers(rows)
+        return images[:, :, : self.height, : self.width]
 
 
 class Attacker:
-    """A decoder with the scale that it was trained at."""
+    """A trained decoder with the mean and standard deviation that its inputs are normalised with."""
 
-    def __init__(self, decoder: Decoder, centre: Tensor, spread: Tensor) -> None:
-        self.decoder, self.centre, self.spread = decoder, centre, spread
+    def __init__(self, decoder: Decoder, mean: Tensor, std: Tensor) -> None:
+        self.decoder, self.mean, self.std = decoder, mean, std
 
     @torch.no_grad()
-    def pictures(self, rows: Tensor) -> Tensor:
-        made: Tensor = self.decoder((rows - self.centre) / self.spread)
-        return made
+    def reconstruct(self, rows: Tensor) -> Tensor:
+        """Return the images that the attacker reconstructs from uploaded rows."""
+        images: Tensor = self.decoder((rows - self.mean) / self.std)
+        return images
 
 
 def train(
-    decoder: Decoder, rows: Tensor, pictures: Tensor, leak: Leak, steps: int, stream: torch.Generator
+    decoder: Decoder, rows: Tensor, images: Tensor, protect: Protect, steps: int, generator: torch.Generator
 ) -> Attacker:
-    """Fit the decoder to (row as it would leave, picture); noise is drawn anew in every step."""
-    seen = leak(rows, stream)
-    # Numbers that hardly vary would blow up by their own spread, so none is divided by less than the common one.
-    centre, spread = seen.mean(0), seen.std(0).clamp_min(1e-3 * float(seen.std()) + 1e-12)
+    """Fit the decoder to pairs of a protected row and its image. Every step draws new noise."""
+    protected = protect(rows, generator)
+    # lower bound of the standard deviation: nearly constant features must not be scaled up without limit
+    mean, std = protected.mean(0), protected.std(0).clamp_min(1e-3 * float(protected.std()) + 1e-12)
     optimizer = torch.optim.Adam(decoder.parameters(), lr=1e-3)
     for _ in range(steps):
-        at = torch.randint(len(rows), (min(BATCH, len(rows)),), generator=stream)
-        made = decoder((leak(rows[at], stream) - centre) / spread)
-        loss = F.mse_loss(made, pictures[at])
+        batch = torch.randint(len(rows), (min(BATCH, len(rows)),), generator=generator)
+        output = decoder((protect(rows[batch], generator) - mean) / std)
+        loss = F.mse_loss(output, images[batch])
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    return Attacker(decoder, centre, spread)
+    return Attacker(decoder, mean, std)

@@ -1,4 +1,4 @@
-"""How alike two pictures are, in [0, 1] per pixel: PSNR and SSIM."""
+"""Similarity of images with pixels in [0, 1]: PSNR and SSIM."""
 
 from __future__ import annotations
 
@@ -6,36 +6,37 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-MOST_DB = 100.0  # what equal pictures get, whose ratio would be infinite
-WINDOW, SPREAD = 11, 1.5  # of the Gaussian window of SSIM (Wang et al., 2004)
-STEADY = (0.01**2, 0.03**2)  # its constants, for pixels in [0, 1]
+MAX_PSNR = 100.0  # dB, for equal images, whose ratio is infinite
+WINDOW, SIGMA = 11, 1.5  # size and standard deviation of the Gaussian window of SSIM (Wang et al., 2004)
+C1, C2 = 0.01**2, 0.03**2  # constants of SSIM for pixels in [0, 1]
 
 
-def psnr(made: Tensor, real: Tensor) -> Tensor:
-    """The ratio of peak signal to noise of every picture, in dB."""
-    error = (made - real).double().square().flatten(1).mean(1)
-    return (-10 * torch.log10(error)).clamp(max=MOST_DB)
+def psnr(images: Tensor, targets: Tensor) -> Tensor:
+    """Return the peak signal-to-noise ratio of each image, in dB."""
+    error = (images - targets).double().square().flatten(1).mean(1)
+    return (-10 * torch.log10(error)).clamp(max=MAX_PSNR)
 
 
-def ssim(made: Tensor, real: Tensor) -> Tensor:
-    """The structural similarity of every picture: the mean over channels and all places where the window fits.
+def ssim(images: Tensor, targets: Tensor) -> Tensor:
+    """Return the structural similarity of each image: the mean over channels and window positions.
 
-    Pictures that are smaller than the window get the largest odd one that fits.
+    Images that are smaller than the window get the largest odd window that fits.
     """
-    channels, side = made.shape[1], min(made.shape[2:])
+    channels, side = images.shape[1], min(images.shape[2:])
     size = min(WINDOW, side - (side + 1) % 2)
-    at = torch.arange(size, dtype=torch.float64) - size // 2
-    bell = torch.exp(-at.square() / (2 * SPREAD**2))
-    window = torch.outer(bell, bell)
+    offsets = torch.arange(size, dtype=torch.float64) - size // 2
+    gaussian = torch.exp(-offsets.square() / (2 * SIGMA**2))
+    window = torch.outer(gaussian, gaussian)
     kernel = (window / window.sum()).expand(channels, 1, size, size)
 
-    def blurred(x: Tensor) -> Tensor:
+    def local_mean(x: Tensor) -> Tensor:
         return F.conv2d(x, kernel, groups=channels)
 
-    a, b = made.double(), real.double()
-    mean_a, mean_b = blurred(a), blurred(b)
-    var_a, var_b = blurred(a * a) - mean_a**2, blurred(b * b) - mean_b**2
-    both = blurred(a * b) - mean_a * mean_b
-    one, two = STEADY
-    index = (2 * mean_a * mean_b + one) * (2 * both + two) / ((mean_a**2 + mean_b**2 + one) * (var_a + var_b + two))
+    a, b = images.double(), targets.double()
+    mean_a, mean_b = local_mean(a), local_mean(b)
+    var_a, var_b = local_mean(a * a) - mean_a**2, local_mean(b * b) - mean_b**2
+    covariance = local_mean(a * b) - mean_a * mean_b
+    luminance = (2 * mean_a * mean_b + C1, mean_a**2 + mean_b**2 + C1)
+    structure = (2 * covariance + C2, var_a + var_b + C2)
+    index = luminance[0] * structure[0] / (luminance[1] * structure[1])
     return index.flatten(1).mean(1)

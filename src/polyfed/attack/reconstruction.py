@@ -1,4 +1,4 @@
-"""The attack on one client of a run: train the attacker, turn what left into pictures, score them, draw them."""
+"""Run the attack on one client of a run: train the attacker, reconstruct images, score and draw them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyfed.attack import target as targets
-from polyfed.attack.attacker import Decoder, Leak, train
+from polyfed.attack.attacker import Decoder, Protect, train
 from polyfed.attack.image_similarity import psnr, ssim
 from polyfed.core import rng
 from polyfed.core.client import Client
@@ -21,119 +21,123 @@ from polyfed.guards.protections import Protection
 from polyfed.guards.sensitivity import measured_sensitivity
 
 STEPS = 1000
-SHOWN = 10  # pictures in the grid
-THREAT = (
-    "The attacker has the client's model, pictures of the same kind that are not the client's (the test set), and, "
-    "where fields are protected, knows how."
+MAX_COLUMNS = 10  # images in the grid
+THREAT_MODEL = (
+    "The attacker has the client's model, images of the same kind that are not the client's (the test set), and "
+    "knows how fields are protected."
 )
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What came back of every picture."""
+class Reconstruction:
+    """The images that an attacker obtains with some knowledge, one for each target image."""
 
     name: str
-    pictures: Tensor
+    images: Tensor
 
-    def scored(self, real: Tensor) -> dict[str, float]:
-        return {"psnr": float(psnr(self.pictures, real).mean()), "ssim": float(ssim(self.pictures, real).mean())}
+    def scores(self, targets: Tensor) -> dict[str, float]:
+        return {"psnr": float(psnr(self.images, targets).mean()), "ssim": float(ssim(self.images, targets).mean())}
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """An attack that was tried: its facts and scores, and the pictures behind them."""
+class AttackResult:
+    """The result of an attack: its settings and scores, the target images and their reconstructions."""
 
-    facts: dict[str, Any]
-    real: Tensor
-    seen: tuple[Seen, ...]
+    report: dict[str, Any]
+    target_images: Tensor
+    reconstructions: tuple[Reconstruction, ...]
 
 
-def attack(path: Path, client: str | None = None, field: str | None = None, steps: int = STEPS) -> Outcome:
-    """Attack a client of a finished run; without a name, the first whose replies were kept."""
-    folder, federation = targets.run_of(path)
-    kept = sorted(federation.recorded, key=lambda name: federation.positions[name])
-    name = client if client is not None else (kept[0] if kept else federation.names[0])
+def attack(path: Path, client: str | None = None, field: str | None = None, steps: int = STEPS) -> AttackResult:
+    """Attack a client of a finished run; by default, the first client whose uploads were recorded."""
+    folder, federation = targets.load_run(path)
+    recorded = sorted(federation.recorded, key=lambda name: federation.positions[name])
+    name = client if client is not None else (recorded[0] if recorded else federation.names[0])
     if name not in federation.positions:
         raise InputError(f"there is no client called '{name}' in {path}; {nearest(name, federation.names)}")
     if federation.global_test is None:
         raise InputError(
-            f"the attacker learns on the dataset's test set, and {federation.config.data.dataset} has none"
+            f"the attacker trains on the test set of the dataset, and {federation.config.data.dataset} has none"
         )
     victim = federation.make_client(name)
     victim.seed = federation.seed
     protected = {} if federation.guard is None else {one.field: one for one in federation.guard.protections}
-    aim = targets.find(folder, victim, field, protected, federation.method)
-    one = protected.get(aim.field)
-    clip = None if one is None or one.bound is None else one.clip  # of samples, before the mean
-    stream = rng.generator(federation.seed, "attack", name, aim.field)
-    rows, pictures = targets.auxiliary(victim, federation.global_test, aim.rows.shape[1], aim.groups, stream)
-    bounded = rows
+    target = targets.find_target(folder, victim, field, protected, federation.method)
+    protection = protected.get(target.field)
+    # clipping of single samples, before the mean over a class
+    clip = None if protection is None or protection.bound is None else protection.clip
+    width = target.rows.shape[1]
+    generator = rng.generator(federation.seed, "attack", name, target.field)
+    rows, images = targets.auxiliary_data(victim, federation.global_test, width, target.group_sizes, generator)
+    clipped = rows
     if clip is not None:
-        again = rng.generator(federation.seed, "attack", name, aim.field)
-        bounded, _ = targets.auxiliary(victim, federation.global_test, aim.rows.shape[1], aim.groups, again, clip)
+        same = rng.generator(federation.seed, "attack", name, target.field)
+        clipped, _ = targets.auxiliary_data(victim, federation.global_test, width, target.group_sizes, same, clip)
 
-    def back(leak: Leak, left: Tensor, rows: Tensor) -> Tensor:
-        with rng.seeded(federation.seed, "attack", name, aim.field):
+    def reconstruct(protect: Protect, uploaded: Tensor, rows: Tensor) -> Tensor:
+        with rng.seeded(federation.seed, "attack", name, target.field):
             decoder = Decoder(rows.shape[1], federation.shape)
-        return train(decoder, rows, pictures, leak, steps, stream).pictures(left)
+        return train(decoder, rows, images, protect, steps, generator).reconstruct(uploaded)
 
-    seen = [
-        Seen("nothing of the client", pictures.mean(0, keepdim=True).expand_as(aim.pictures)),
-        Seen("the class of a row alone", targets.by_class(federation.global_test, aim.labels)),
+    reconstructions = [
+        Reconstruction("mean image", images.mean(0, keepdim=True).expand_as(target.images)),
+        Reconstruction("class mean image", targets.class_mean_images(federation.global_test, target.labels)),
     ]
-    if one is not None:
-        seen.append(Seen("without noise", back(lambda rows, _: rows, aim.clean, rows)))
-    leak = _leak(one, victim, aim) if one is not None else (lambda rows, _: rows)
-    seen.append(Seen("as it left", back(leak, aim.rows, bounded)))
-    facts = {
+    if protection is not None:
+        unprotected = reconstruct(lambda rows, _: rows, target.clean_rows, rows)
+        reconstructions.append(Reconstruction("upload without noise", unprotected))
+    protect = _protect(protection, victim, target) if protection is not None else (lambda rows, _: rows)
+    reconstructions.append(Reconstruction("upload", reconstruct(protect, target.rows, clipped)))
+    cosine = F.cosine_similarity(target.rows.double(), target.clean_rows.double(), dim=1).mean()
+    report = {
         "client": name,
-        "field": aim.field,
-        "round": aim.round,
-        "rows": len(aim.rows),
-        "samples_behind_a_row": [min(aim.groups), max(aim.groups)],
-        "model": aim.model,
-        "protected": one is not None,
-        "cosine": float(F.cosine_similarity(aim.rows.double(), aim.clean.double(), dim=1).mean()),
-        "threat": THREAT,
+        "field": target.field,
+        "round": target.round,
+        "rows": len(target.rows),
+        "samples_per_row": [min(target.group_sizes), max(target.group_sizes)],
+        "model": target.model,
+        "protected": protection is not None,
+        "cosine": float(cosine),
+        "threat_model": THREAT_MODEL,
         "steps": steps,
-        "scores": {each.name: each.scored(aim.pictures) for each in seen},
+        "scores": {one.name: one.scores(target.images) for one in reconstructions},
     }
-    return Outcome(facts, aim.pictures, tuple(seen))
+    return AttackResult(report, target.images, tuple(reconstructions))
 
 
-def _leak(one: Protection, victim: Client, aim: targets.Target) -> Leak:
-    """Rows of the attacker's own pictures, protected as the client protects its rows."""
-    sigma = one.sigma
+def _protect(protection: Protection, victim: Client, target: targets.Target) -> Protect:
+    """Return a function that protects the attacker's own rows as the client protects its rows."""
+    sigma = protection.sigma
     if sigma is None:
-        sigma = one.multiplier * measured_sensitivity(victim, one.field, aim.rows.shape[1], "attack")
-    deviation, together = sigma, len(aim.rows) if one.unit == "message" else 1
+        sigma = protection.multiplier * measured_sensitivity(victim, protection.field, target.rows.shape[1], "attack")
+    std, rows_per_unit = sigma, len(target.rows) if protection.unit == "message" else 1
 
-    def leak(rows: Tensor, stream: torch.Generator) -> Tensor:
-        if one.clip is not None:
-            # a field that is clipped as a whole leaves a row its share of the norm
-            share = one.clip / together**0.5
-            rows = clip_rows(rows, share)
-        return rows + deviation * torch.randn(rows.shape, generator=stream)
+    def protect(rows: Tensor, generator: torch.Generator) -> Tensor:
+        if protection.clip is not None:
+            # if the whole message is clipped, assume that its norm is spread evenly over its rows
+            rows = clip_rows(rows, protection.clip / rows_per_unit**0.5)
+        return rows + std * torch.randn(rows.shape, generator=generator)
 
-    return leak
+    return protect
 
 
-def draw(outcome: Outcome, path: Path) -> None:
-    """A grid: in a column a picture and what came back of it."""
+def draw(result: AttackResult, path: Path) -> None:
+    """Write a grid of images: a column per target image, a row per reconstruction."""
     from matplotlib.figure import Figure
 
-    at = torch.arange(min(SHOWN, len(outcome.real))) * len(outcome.real) // min(SHOWN, len(outcome.real))
-    lines = [("the client's", outcome.real), *((each.name, each.pictures) for each in outcome.seen)]
-    figure = Figure(figsize=(0.7 * len(at) + 1.4, 0.75 * len(lines)), layout="constrained")
-    grid = figure.subplots(len(lines), len(at), squeeze=False)
-    for (name, pictures), row in zip(lines, grid, strict=True):
-        for axes, k in zip(row, at.tolist(), strict=True):
-            picture = pictures[k].clamp(0, 1).permute(1, 2, 0).numpy()
-            axes.imshow(picture[..., 0] if picture.shape[2] == 1 else picture, cmap="gray", vmin=0, vmax=1)
+    count = len(result.target_images)
+    chosen = torch.arange(min(MAX_COLUMNS, count)) * count // min(MAX_COLUMNS, count)
+    lines = [("client's image", result.target_images), *((one.name, one.images) for one in result.reconstructions)]
+    figure = Figure(figsize=(0.7 * len(chosen) + 1.4, 0.75 * len(lines)), layout="constrained")
+    grid = figure.subplots(len(lines), len(chosen), squeeze=False)
+    for (name, images), row in zip(lines, grid, strict=True):
+        for axes, index in zip(row, chosen.tolist(), strict=True):
+            image = images[index].clamp(0, 1).permute(1, 2, 0).numpy()
+            axes.imshow(image[..., 0] if image.shape[2] == 1 else image, cmap="gray", vmin=0, vmax=1)
             axes.set_xticks([])
             axes.set_yticks([])
         row[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
     try:
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:
-        raise InputError(f"the picture cannot be written to {path}: {error}") from None
+        raise InputError(f"the image grid cannot be written to {path}: {error}") from None

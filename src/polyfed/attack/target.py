@@ -1,4 +1,4 @@
-"""What there is to attack in a run folder: the rows that left a client, and the pictures behind them."""
+"""Load the target of an attack from a run folder: the rows that a client uploaded, and the images behind them."""
 
 from __future__ import annotations
 
@@ -27,51 +27,53 @@ from polyfed.training.samples import EVALUATION_BATCH, as_floats
 
 @dataclass(frozen=True)
 class Target:
-    """Rows that left a client with its last reply that holds the field."""
+    """The rows of a field in the last upload of a client that holds the field."""
 
     field: str
     round: int
     model: str  # which model of the client the attacker has
-    rows: Tensor  # as they left
-    clean: Tensor  # what the client's model makes of its samples, without clipping and noise
-    pictures: Tensor  # behind every row, in [0, 1]; of a class mean the mean picture
-    labels: Tensor  # the class of every row
-    groups: tuple[int, ...]  # from how many samples rows were made
+    rows: Tensor  # as uploaded
+    clean_rows: Tensor  # the same rows without clipping and noise
+    images: Tensor  # the image behind each row, in [0, 1]; for a class mean, the mean image
+    labels: Tensor  # the class of each row
+    group_sizes: tuple[int, ...]  # number of samples behind a row
 
 
-def find(folder: RunFolder, client: Client, field: str | None, protected: Container[str], method: Method) -> Target:
-    """The newest reply with rows that can be turned into pictures; InputError says what is missing."""
-    kept = sorted(folder.uploads(client.name), key=lambda path: (path.name.split("-")[0], path.stat().st_mtime_ns))
-    of_samples = {name for name, steps in senders(method).items() if _of_samples(method, name, steps)}
-    if not kept:
+def find_target(
+    folder: RunFolder, client: Client, field: str | None, protected: Container[str], method: Method
+) -> Target:
+    """Return the latest upload with rows that can be attacked. Raise InputError if there is none."""
+    files = sorted(folder.uploads(client.name), key=lambda path: (path.name.split("-")[0], path.stat().st_mtime_ns))
+    attackable = {name for name, steps in senders(method).items() if _has_sample_rows(method, name, steps)}
+    if not files:
         raise InputError(
-            f"{folder.path} kept no replies of client {client.name}; run it with "
-            f"evaluate.record_uploads=[{client.name}], which keeps them as they left"
+            f"{folder.path} has no recorded uploads of client {client.name}; run it with "
+            f"evaluate.record_uploads=[{client.name}]"
         )
-    if field is not None and field in senders(method) and field not in of_samples:
+    if field is not None and field in senders(method) and field not in attackable:
         raise InputError(
             f"field '{field}' has no rows of the client's samples or their class means, which the attack needs"
-            f"; {nearest(field, of_samples)}"
+            f"; {nearest(field, attackable)}"
         )
-    seen: dict[str, None] = {}
-    for path in reversed(kept):
+    uploaded: dict[str, None] = {}
+    for path in reversed(files):
         reply = decode(path.read_bytes())
-        seen |= dict.fromkeys(reply)
-        for name in [field] if field is not None else [name for name in reply if name in of_samples]:
+        uploaded |= dict.fromkeys(reply)
+        for name in [field] if field is not None else [name for name in reply if name in attackable]:
             if name in reply and _width(reply[name]) in (client.profile.features, client.profile.classes):
-                bare = Payload({n: value for n, value in reply.items() if n == name or n not in protected})
-                return _target(folder, client, name, int(path.name.split("-")[0]), bare)
-    if field is not None and field not in seen:
-        raise InputError(f"client {client.name} sent no field '{field}'; {nearest(field, seen)}")
+                usable = Payload({n: value for n, value in reply.items() if n == name or n not in protected})
+                return _target(folder, client, name, int(path.name.split("-")[0]), usable)
+    if field is not None and field not in uploaded:
+        raise InputError(f"client {client.name} sent no field '{field}'; {nearest(field, uploaded)}")
     raise InputError(
-        f"client {client.name} sent {', '.join(seen) or 'nothing'}; the attack needs rows of samples, as wide as its "
-        f"model's features ({client.profile.features}) or outputs ({client.profile.classes})"
+        f"client {client.name} sent {', '.join(uploaded) or 'nothing'}; the attack needs rows of samples, as wide as "
+        f"the features ({client.profile.features}) or outputs ({client.profile.classes}) of its model"
         + (f", which '{field}' does not hold" if field else "")
     )
 
 
-def _of_samples(method: Method, field: str, steps: Sequence[str]) -> bool:
-    """Whether rows of a field are made of the client's samples, each of its own."""
+def _has_sample_rows(method: Method, field: str, steps: Sequence[str]) -> bool:
+    """Return whether each row of a field is computed from samples of its own (one sample or one class)."""
     return all(getattr(type(method), step).messages.up[field].has_own_rows(method) for step in steps)
 
 
@@ -84,84 +86,84 @@ def _width(value: Value) -> int | None:
 def _target(folder: RunFolder, client: Client, field: str, number: int, reply: Payload) -> Target:
     model = _load_model(folder, client, reply)
     value = reply[field]
-    floats = as_floats(client.train.images)
+    images = as_floats(client.train.images)
     if isinstance(value, ClassTable):
-        here = [(client.train.labels == c).nonzero()[:, 0] for c in value.classes.tolist()]
-        every = rows_of(client, client.train, value.width)
-        clean = torch.stack([every[at].mean(0) for at in here])
-        pictures = torch.stack([floats[at].mean(0) for at in here])
-        groups = tuple(len(at) for at in here)
-        return Target(field, number, model, value.values, clean, pictures, value.classes, groups)
+        members = [(client.train.labels == c).nonzero()[:, 0] for c in value.classes.tolist()]
+        sample_rows = rows_of(client, client.train, value.width)
+        clean_rows = torch.stack([sample_rows[indices].mean(0) for indices in members])
+        mean_images = torch.stack([images[indices].mean(0) for indices in members])
+        sizes = tuple(len(indices) for indices in members)
+        return Target(field, number, model, value.values, clean_rows, mean_images, value.classes, sizes)
     rows = reply.tensor(field)
     if len(rows) != len(client.train):
         raise InputError(
-            f"field '{field}' has {len(rows)} rows and client {client.name} {len(client.train)} samples, so it is "
-            "not known which picture is behind which row"
+            f"field '{field}' has {len(rows)} rows and client {client.name} {len(client.train)} samples, so rows "
+            "cannot be assigned to images"
         )
-    clean = rows_of(client, client.train, rows.shape[1])
-    return Target(field, number, model, rows, clean, floats, client.train.labels, (1,))
+    clean_rows = rows_of(client, client.train, rows.shape[1])
+    return Target(field, number, model, rows, clean_rows, images, client.train.labels, (1,))
 
 
 def _load_model(folder: RunFolder, client: Client, reply: Payload) -> str:
-    """Give the client the model that the attacker has: the one it sent along bare, else the one the run left it."""
-    own = client.model.state_dict().keys()
+    """Load the model that the attacker has: the uploaded one if it was sent unprotected, else the final one."""
+    keys = client.model.state_dict().keys()
     for name, value in reply.items():
-        if isinstance(value, dict) and value.keys() == own:
+        if isinstance(value, dict) and value.keys() == keys:
             client.load(reply.weights(name))
-            return f"sent along as '{name}'"
+            return f"uploaded as '{name}'"
     last, _, _ = Checkpoints(folder.checkpoint_folder).load_latest()
     if last is None or client.name not in last.ledger.versions:
         raise InputError(f"{folder.path} has no checkpoint with the model of client {client.name}")
     states = FolderStore(folder.checkpoint_folder / CLIENT_STATES)
     saved = decode(states.read(client.name, last.ledger.versions[client.name]))
     client.load(saved.weights("model"))
-    return f"as it was after round {last.round}"
+    return f"after round {last.round}"
 
 
 def rows_of(client: Client, samples: Samples, width: int) -> Tensor:
-    """What the client's model makes of every sample: features, or outputs where rows are as wide as those."""
+    """Return the model's features of every sample, or its outputs if rows have their width."""
     vector: Callable[[Tensor], Tensor] = client.model.features if width == client.profile.features else client.model
     client.model.eval()
     with torch.no_grad():
         return torch.cat([vector(x) for x, _ in samples.batches(EVALUATION_BATCH)])
 
 
-def by_class(samples: Samples, labels: Tensor) -> Tensor:
-    """For every label the mean picture of its class; of a class that is not among the samples, the mean of all."""
-    pictures = as_floats(samples.images)
-    means = {c: pictures[samples.labels == c].mean(0) for c in set(samples.labels.tolist())}
-    return torch.stack([means.get(label, pictures.mean(0)) for label in labels.tolist()])
+def class_mean_images(samples: Samples, labels: Tensor) -> Tensor:
+    """Return for every label the mean image of its class, or of all images if the class has no samples."""
+    images = as_floats(samples.images)
+    means = {c: images[samples.labels == c].mean(0) for c in set(samples.labels.tolist())}
+    return torch.stack([means.get(label, images.mean(0)) for label in labels.tolist()])
 
 
-def auxiliary(
+def auxiliary_data(
     client: Client,
     samples: Samples,
     width: int,
-    groups: Sequence[int],
-    stream: torch.Generator,
+    group_sizes: Sequence[int],
+    generator: torch.Generator,
     clip: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The attacker's own rows and pictures: samples, or means of samples of a class where that is what left.
+    """Return the attacker's own rows and images: single samples, or means over random samples of a class.
 
-    Samples are clipped before the mean where a client does so.
+    `clip` clips the rows of samples before the mean, as the client does.
     """
-    rows, pictures = rows_of(client, samples, width), as_floats(samples.images)
+    rows, images = rows_of(client, samples, width), as_floats(samples.images)
     if clip is not None:
         rows = clip_rows(rows, clip)
-    if set(groups) == {1}:
-        return rows, pictures
-    made: list[tuple[Tensor, Tensor]] = []
-    held = [(samples.labels == c).nonzero()[:, 0] for c in sorted(set(samples.labels.tolist()))]
-    for turn in range(max(len(samples), 500)):
-        of_class = held[turn % len(held)]
-        size = groups[int(torch.randint(len(groups), (), generator=stream))]
-        chosen = of_class[torch.randint(len(of_class), (min(size, len(of_class)),), generator=stream)]
-        made.append((rows[chosen].mean(0), pictures[chosen].mean(0)))
-    return torch.stack([row for row, _ in made]), torch.stack([picture for _, picture in made])
+    if set(group_sizes) == {1}:
+        return rows, images
+    means: list[tuple[Tensor, Tensor]] = []
+    by_class = [(samples.labels == c).nonzero()[:, 0] for c in sorted(set(samples.labels.tolist()))]
+    for number in range(max(len(samples), 500)):
+        members = by_class[number % len(by_class)]
+        size = group_sizes[int(torch.randint(len(group_sizes), (), generator=generator))]
+        chosen = members[torch.randint(len(members), (min(size, len(members)),), generator=generator)]
+        means.append((rows[chosen].mean(0), images[chosen].mean(0)))
+    return torch.stack([row for row, _ in means]), torch.stack([image for _, image in means])
 
 
-def run_of(path: Path) -> tuple[RunFolder, SimulatedFederation]:
-    """A run folder and the federation that it is of."""
+def load_run(path: Path) -> tuple[RunFolder, SimulatedFederation]:
+    """Return a run folder and the federation built from its config."""
     from polyfed import api
     from polyfed.federation import simulation
 

@@ -22,37 +22,37 @@ def attack(
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Try to get a client's pictures back from what it sent, and say how well that went."""
-    from polyfed.attack.reconstruction import attack as tried
+    from polyfed.attack.reconstruction import attack as run_attack
     from polyfed.attack.reconstruction import draw
     from polyfed.core.rounds import one_torch_thread
 
     with one_torch_thread():
-        outcome = tried(folder, client, field, steps)
-    facts = outcome.facts
-    picture = out or folder / f"attack-{facts['client']}-{facts['field']}.png"
-    draw(outcome, picture)
+        result = run_attack(folder, client, field, steps)
+    report = result.report
+    picture = out or folder / f"attack-{report['client']}-{report['field']}.png"
+    draw(result, picture)
     if json:
-        put_json({**facts, "picture": str(picture)})
+        put_json({**report, "picture": str(picture)})
         return
-    few, many = facts["samples_behind_a_row"]
+    few, many = report["samples_per_row"]
     behind = f"{few}" if few == many else f"{few} to {many}"
     put(
-        f"Client {facts['client']}, field '{facts['field']}' of round {facts['round']}: {facts['rows']} rows, each "
-        f"from {behind} samples. {facts['threat']}"
+        f"Client {report['client']}, field '{report['field']}' of round {report['round']}: {report['rows']} rows, "
+        f"each from {behind} samples. {report['threat_model']}"
     )
     put_table(
-        ["what the attacker sees", "PSNR, dB", "SSIM"],
-        [[name, f"{score['psnr']:.2f}", f"{score['ssim']:.3f}"] for name, score in facts["scores"].items()],
+        ["reconstruction from", "PSNR, dB", "SSIM"],
+        [[name, f"{score['psnr']:.2f}", f"{score['ssim']:.3f}"] for name, score in report["scores"].items()],
         right=(1, 2),
     )
     put(
-        "Higher is closer to the client's pictures. The first two lines need no attack: they are the mean of the "
-        "attacker's own pictures, of all or of the class. What comes back above them, the rows gave away; a better "
-        "attack may get more."
+        "Higher values mean more similar images. The first two lines need no attack: they are the mean of the "
+        "attacker's own images, over all classes or over the class. Values above them come from the uploaded rows; a "
+        "stronger attack may recover more."
     )
-    if not facts["protected"]:
-        put(f"The field '{facts['field']}' left without clipping and noise.")
-    put(f"What left points, on average, {facts['cosine']:.2f} (cosine) the way of the model's clean rows.")
+    if not report["protected"]:
+        put(f"The field '{report['field']}' was uploaded without clipping and noise.")
+    put(f"Mean cosine similarity of the uploaded rows to the rows without protection: {report['cosine']:.2f}.")
     put(f"Picture: {picture}")
 
 

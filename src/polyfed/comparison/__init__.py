@@ -1,7 +1,10 @@
-"""Runs side by side: grouped, averaged over seeds, the best marked. Reads results and run folders; needs no torch."""
+"""Comparison of runs: mean and standard deviation over seeds, best values, differences to a baseline.
+
+`runs` loads finished runs, `table` computes the comparison, `formats` writes it as text. Nothing here needs torch.
+"""
 
 from polyfed.comparison.formats import FORMATS
-from polyfed.comparison.runs import Run, gather
+from polyfed.comparison.runs import Run, load_runs
 from polyfed.comparison.table import Comparison, Difference, Row, Spread, compare, compare_runs
 
-__all__ = ["Comparison", "Difference", "FORMATS", "Row", "Run", "Spread", "compare", "compare_runs", "gather"]
+__all__ = ["Comparison", "Difference", "FORMATS", "Row", "Run", "Spread", "compare", "compare_runs", "load_runs"]

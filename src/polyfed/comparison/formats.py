@@ -1,4 +1,4 @@
-"""A comparison as text: a terminal table, csv, Markdown, LaTeX, HTML. Names are escaped for each."""
+"""Write a comparison as a terminal table, CSV, Markdown, LaTeX or HTML, with names escaped for each format."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DIGITS = {"mib_up": 3, "mib_down": 3, "seconds": 1}
 
 
 class Cell(NamedTuple):
-    """One cell of the table; `name` cells hold words of the user's."""
+    """A cell of the table. `name` cells hold text from the config."""
 
     text: str
     best: bool = False
@@ -48,18 +48,18 @@ def cells_of(comparison: Comparison, row: Row) -> list[Cell]:
         spread = row.values[measure]
         digits = DIGITS.get(measure, 2)
         text = "-" if spread is None else f"{spread.mean:.{digits}f}"
-        # bytes are mostly equal for all seeds: a deviation of 0.000 says nothing there
+        # bytes are mostly equal for all seeds: leave out a standard deviation of 0.000
         if spread is not None and spread.std is not None and (spread.std >= 0.0005 or "mib" not in measure):
             text += f" ± {spread.std:.{digits}f}"
         cells.append(Cell(text, best=measure in row.best))
     if comparison.baseline is not None:
         for measure in ("personal_final", "global_final"):
-            text = _difference(row.differences.get(measure)) if row.differences else "baseline"
+            text = _format_difference(row.differences.get(measure)) if row.differences else "baseline"
             cells.append(Cell(text))
     return cells
 
 
-def _difference(gap: Difference | None) -> str:
+def _format_difference(gap: Difference | None) -> str:
     if gap is None:
         return "-"
     if gap.low is None or gap.high is None:
@@ -68,12 +68,12 @@ def _difference(gap: Difference | None) -> str:
 
 
 def _printable(text: str) -> str:
-    """On one line, without control characters."""
+    """Replace control characters and line breaks by spaces."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 
 def table(comparison: Comparison, *, bold: bool = False) -> str:
-    """Plain text in aligned columns; a star marks the best, which a terminal also shows bold."""
+    """Return plain text in aligned columns. A star marks the best values; `bold` also prints them bold."""
     grid = [headings(comparison), *(cells_of(comparison, row) for row in comparison.rows)]
     texts = [[_printable(cell.text) + ("*" if cell.best else "") for cell in line] for line in grid]
     widths = [max(len(line[i]) for line in texts) for i in range(len(grid[0]))]
@@ -118,7 +118,7 @@ _LATEX = {
 
 
 def latex(comparison: Comparison) -> str:
-    """A booktabs table, to be put into a document that loads booktabs."""
+    """Return a LaTeX table. The document must load booktabs."""
 
     def line(cells: list[Cell]) -> str:
         texts = [_latex_escaped(cell.text) for cell in cells]
@@ -155,7 +155,7 @@ _STYLE = (
 
 
 def html_page(comparison: Comparison) -> str:
-    """One file with everything in it."""
+    """Return a self-contained HTML page."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1"><title>polyfed comparison</title>'
@@ -180,15 +180,15 @@ def html_table(comparison: Comparison) -> str:
 
 
 def comma_separated(comparison: Comparison) -> str:
-    """Full precision, a column per number; `best` names the measures in which a row is the best."""
+    """Return CSV in full precision. The column `best` names the measures in which a row is the best."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     numbers = [f"{measure}_{part}" for measure in HEADINGS for part in ("mean", "std")]
     gaps = ("personal_final", "global_final") if comparison.baseline is not None else ()
     gap_parts = [f"{measure}_difference_{part}" for measure in gaps for part in ("mean", "low", "high", "n")]
-    writer.writerow([*map(_harmless, comparison.keys), "n", *numbers, "best", *gap_parts])
+    writer.writerow([*map(_without_formula, comparison.keys), "n", *numbers, "best", *gap_parts])
     for row in comparison.rows:
-        line: list[object] = [_harmless(row.group[key]) for key in comparison.keys]
+        line: list[object] = [_without_formula(row.group[key]) for key in comparison.keys]
         line.append(row.runs)
         for measure in HEADINGS:
             spread = row.values[measure]
@@ -205,8 +205,8 @@ def _blank(value: float | None) -> float | str:
     return "" if value is None else value
 
 
-def _harmless(text: str) -> str:
-    """A word that a spreadsheet would run as a formula is shown as a word."""
+def _without_formula(text: str) -> str:
+    """Quote text that a spreadsheet would run as a formula."""
     text = _printable(text)
     number = re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", text)
     return f"'{text}" if text[:1] in tuple("=+-@") and text != "-" and not number else text

@@ -1,4 +1,4 @@
-"""Finished runs: found in folders, or handed over as results."""
+"""Load finished runs from folders or from results in memory."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from polyfed.runs.folder import RunFolder
 from polyfed.runs.records import Result
 
 Source = str | Path | Mapping[str, Any]
-# what changes between runs that are repetitions of each other, and what does not change a result
+# settings that differ between repetitions of an experiment or do not affect the result
 NOT_COMPARED = frozenset({"name", "seed", "engine", "checkpoint", "track", "versions"})
 
 
 @dataclass(frozen=True)
 class Run:
-    """One finished run: its result, and its config where that is known."""
+    """A finished run: its result, and its config if it is known."""
 
-    where: str
+    source: str  # its folder, for messages
     result: Result
     config: Mapping[str, Any] = field(default_factory=dict)
 
@@ -31,7 +31,7 @@ class Run:
         return self.result.seed
 
     def lookup(self, key: str) -> Any:
-        """The value of a dotted key in the config, else in the result; None if neither has it."""
+        """Return the value of a dotted key in the config or the result, or None if neither has it."""
         if key == "method":
             return self.result.method
         for tree in (self.config, self.result):
@@ -43,40 +43,43 @@ class Run:
         return None
 
     def settings(self) -> dict[str, str]:
-        """Every setting that makes this run another experiment than its neighbours, by dotted key."""
-        kept = {key: value for key, value in self.config.items() if key not in NOT_COMPARED}
-        return {key: format_value(value) for key, value in flatten(kept)}
+        """Return all settings that define the experiment, by dotted key."""
+        compared = {key: value for key, value in self.config.items() if key not in NOT_COMPARED}
+        return {key: format_value(value) for key, value in flatten(compared)}
 
 
-def gather(sources: Iterable[Source]) -> tuple[list[Run], list[str]]:
-    """The finished runs among results, run folders and folders of them; a sentence for each that was left out."""
+def load_runs(sources: Iterable[Source]) -> tuple[list[Run], list[str]]:
+    """Load the finished runs among results, run folders and folders of runs.
+
+    Return the runs, and a message for each run that was skipped.
+    """
     runs: list[Run] = []
-    left_out: list[str] = []
-    looked: list[str] = []
-    seen: set[Path] = set()
+    skipped: list[str] = []
+    searched: list[str] = []
+    visited: set[Path] = set()
     for source in sources:
         if isinstance(source, Mapping):
-            looked.append("a result")
-            _add(runs, left_out, Run("a result", Result(source)))
+            searched.append("a result")
+            _add(runs, skipped, Run("a result", Result(source)))
             continue
-        looked.append(str(source))
+        searched.append(str(source))
         for path in run_folders(Path(source)):
-            if path.resolve() in seen:
+            if path.resolve() in visited:
                 continue
-            seen.add(path.resolve())
+            visited.add(path.resolve())
             try:
                 folder = RunFolder(path)
                 result = folder.result()
                 if result is None:
-                    left_out.append(f"{path} is not finished; go on with: polyfed resume {path}")
+                    skipped.append(f"{path} is not finished; resume it with: polyfed resume {path}")
                 else:
-                    _add(runs, left_out, Run(str(path), result, folder.config()))
+                    _add(runs, skipped, Run(str(path), result, folder.config()))
             except InputError as error:
-                left_out.append(str(error))
+                skipped.append(str(error))
     if not runs:
-        why = f": {left_out[0]}" if left_out else ""
-        raise InputError(f"there is no finished run in {', '.join(looked) or 'nothing'}{why}")
-    return runs, left_out
+        reason = f": {skipped[0]}" if skipped else ""
+        raise InputError(f"there is no finished run in {', '.join(searched) or 'nothing'}{reason}")
+    return runs, skipped
 
 
 def run_folders(path: Path) -> list[Path]:
@@ -86,11 +89,11 @@ def run_folders(path: Path) -> list[Path]:
     return [Path(folder) for folder in find_run_folders(str(path))]
 
 
-def _add(runs: list[Run], left_out: list[str], run: Run) -> None:
-    """Append a run if its result has what a comparison needs; otherwise say why it is left out."""
+def _add(runs: list[Run], skipped: list[str], run: Run) -> None:
+    """Append a run if its result has the values of a comparison, else a message to `skipped`."""
     try:
         run.result.check()
     except ValueError as error:
-        left_out.append(f"{run.where} {error}")
+        skipped.append(f"{run.source} {error}")
     else:
         runs.append(run)

@@ -50,7 +50,7 @@ def run_over_sites(
     if result is not None:
         return result
     import_user_modules(config.imports)
-    tracking = trackers.check(config.track)
+    tracking = trackers.create_trackers(config.track)
     record = SitesRecord(folder, config)
     handshake = SiteMessage({"do": "hello", "run": record.run, "config": public_config(config.to_dict())})
     limit = size_in_bytes(config.engine.message_limit)
@@ -59,7 +59,7 @@ def run_over_sites(
     wait_for_sites(link, config, check_alive, notify)
     plan = plan_from_offers(config, link.offers)
     engine = FlowerEngine(link, run=record.run, timeout=config.engine.timeout or TIMEOUT)
-    with trackers.tracked(config.track, tracking, notify) as watchers:
+    with trackers.track_run(config.track, tracking, notify) as watchers:
         experiment = Experiment(plan, folder, [*observers, *watchers], engine)
         if not folder.exists():
             folder.create({**config.to_dict(), "name": config.run_name, "versions": versions()})

@@ -1,4 +1,4 @@
-"""What a tracker is: three calls. Anything with these methods can be named under `track:`."""
+"""Interface of trackers: a class with three methods, named in the config under `track`."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from polyfed.runs.records import RoundRecord
 
 
 class Tracker(Protocol):
-    """One per run, made without arguments. Whatever it raises is noted, and it is not called again."""
+    """A tracker of one run, created without arguments. After its first error it is not called again."""
 
-    needs: ClassVar[tuple[str, ...]]  # modules that must be installed, looked for before the run
+    needs: ClassVar[tuple[str, ...]]  # packages that must be installed; checked before the run
 
     def start(self, name: str, folder: Path, config: Mapping[str, Any], done: int) -> None:
-        """A run begins, or goes on after `done` rounds. Files of its own belong below `folder`."""
+        """Start a run, or resume it after `done` rounds. Write files below `folder`."""
 
     def log(self, number: int, values: Mapping[str, float]) -> None:
-        """What a round gave, such as `accuracy/personal`, `loss`, `bytes/up`."""
+        """Log the metrics of a round, such as `accuracy/personal`, `loss` and `bytes/up`."""
 
     def finish(self, state: str) -> None:
-        """The run ended: `finished`, `stopped` or `failed`."""
+        """End the run. The state is `finished`, `stopped` or `failed`."""
 
 
 def metrics_of(record: RoundRecord) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""TensorBoard: event files in the run folder, so that `tensorboard --logdir runs` finds every run by itself."""
+"""TensorBoard tracker: event files in the run folder, so that `tensorboard --logdir runs` finds every run."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from polyfed.runs.config_text import flatten
 
 
 class TensorBoard:
-    """Writes scalars, and the config as text."""
+    """TensorBoard writer of scalars, and of the config as text."""
 
     needs: ClassVar[tuple[str, ...]] = ("tensorboard",)
 
     def start(self, name: str, folder: Path, config: Mapping[str, Any], done: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # rounds after the checkpoint that a resumed run begins at are done again: what was written of them is dropped
+        # a resumed run repeats the rounds after its checkpoint: drop what was written for them
         self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=done + 1 if done else None)
         if not done:
             table = "".join(f"| {key} | {value} |\n" for key, value in flatten(config))

@@ -1,4 +1,4 @@
-"""Weights & Biases, offline: files in the run folder, which `wandb sync` sends when the user says so."""
+"""Weights & Biases tracker: offline files in the run folder, uploaded by `wandb sync`."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from polyfed.runs.atomic_files import write_atomically
 
 
 class WandB:
-    """Offline unless `WANDB_MODE` says otherwise; a resumed run keeps its id, so that a sync puts it together."""
+    """Weights & Biases run, offline unless `WANDB_MODE` is set. A resumed run keeps its id."""
 
     needs: ClassVar[tuple[str, ...]] = ("wandb",)
 
     def start(self, name: str, folder: Path, config: Mapping[str, Any], done: int) -> None:
-        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # it would report its own crashes to its makers
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # no crash reports
         import wandb
 
-        remembered = folder / "tracking" / "wandb-run"
-        known = remembered.read_text() if done and remembered.exists() else None
-        place = folder / "tracking"
-        place.mkdir(exist_ok=True)
+        id_file = folder / "tracking" / "wandb-run"
+        run_id = id_file.read_text() if done and id_file.exists() else None
+        tracking = folder / "tracking"
+        tracking.mkdir(exist_ok=True)
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "polyfed"),
             name=name,
-            dir=str(place),
+            dir=str(tracking),
             config=dict(config),
-            id=known,
-            resume="allow" if known else None,
+            id=run_id,
+            resume="allow" if run_id else None,
             mode=_mode(),
             settings=wandb.Settings(console="off", silent=True, disable_git=True, x_disable_stats=True),
         )
-        write_atomically(remembered, self._run.id.encode(), durable=False)
+        write_atomically(id_file, self._run.id.encode(), durable=False)
 
     def log(self, number: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=number)
