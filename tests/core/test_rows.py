@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from polyfed.core import rng
 from polyfed.core.class_rows import fit_rows
 from polyfed.core.class_tables import ClassTable
-from polyfed.methods.fedgen.optimizer_state import memory_of, recall
+from polyfed.methods.fedgen.optimizer_state import load_tensors, state_tensors
 from polyfed.training import TrainSettings
 from polyfed.training.fit import make_optimizer
 
@@ -69,17 +69,17 @@ def test_an_optimiser_with_its_memory_goes_on_as_if_never_stopped() -> None:
     adam = TrainSettings(optimizer="adam", lr=0.1)
     straight, stopped, forgetful = linear(3, 2), linear(3, 2), linear(3, 2)
     whole = make_optimizer(straight.parameters(), adam)
-    recall(whole, {})  # an empty memory is a new optimiser's
+    load_tensors(whole, {})  # an empty memory is a new optimiser's
     for number in range(4):
         one_step(straight, whole, number)
     memory: dict[str, Tensor] = {}
     for number in range(4):
         again = make_optimizer(stopped.parameters(), adam)
-        recall(again, memory)
+        load_tensors(again, memory)
         kept = {name: tensor.clone() for name, tensor in memory.items()}
         one_step(stopped, again, number)
         assert all(torch.equal(memory[name], kept[name]) for name in kept)  # what was handed in stays as it was (R2)
-        memory = memory_of(again)
+        memory = state_tensors(again)
         one_step(forgetful, make_optimizer(forgetful.parameters(), adam), number)
     assert torch.equal(straight.weight, stopped.weight) and torch.equal(straight.bias, stopped.bias)
     assert not torch.allclose(straight.weight, forgetful.weight)

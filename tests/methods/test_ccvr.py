@@ -18,8 +18,8 @@ from polyfed.core.class_tables import ClassTable
 from polyfed.core.client import weights_of
 from polyfed.core.payload import Payload
 from polyfed.errors import InputError
-from polyfed.methods.ccvr.class_statistics import describe_classes, draw_classes, pool_classes
-from polyfed.methods.ccvr.gaussians import Gaussian, describe, draw, pooled
+from polyfed.methods.ccvr.class_statistics import describe_classes, pool_classes, sample_classes
+from polyfed.methods.ccvr.gaussians import Gaussian, describe, pooled, sample
 from polyfed.methods.ccvr.method import CCVR
 from polyfed.methods.fedavg import FedAvg
 from polyfed.testing.engine_wrappers import FaultyEngine
@@ -74,7 +74,7 @@ def test_one_sample_has_its_mean_and_no_spread() -> None:
     assert alone.count == 1
     assert alone.mean.tolist() == [3.0, -1.0]
     assert alone.covariance.tolist() == [[0.0, 0.0], [0.0, 0.0]]
-    drawn = draw(alone, 4000, ridge=0.25, stream=stream())  # the ridge is its whole variance
+    drawn = sample(alone, 4000, ridge=0.25, stream=stream())  # the ridge is its whole variance
     assert torch.allclose(drawn.mean(0), torch.tensor([3.0, -1.0]), atol=0.05)
     assert torch.allclose(drawn.var(0), torch.full((2,), 0.25), atol=0.03)
 
@@ -82,7 +82,7 @@ def test_one_sample_has_its_mean_and_no_spread() -> None:
 @pytest.mark.parametrize("diagonal", [False, True])
 def test_what_is_drawn_has_the_distribution(diagonal: bool) -> None:
     covariance = torch.tensor([[2.0, 1.2], [1.2, 1.0]]) if not diagonal else torch.tensor([2.0, 1.0])
-    drawn = draw(Gaussian(9, torch.tensor([5.0, -5.0]), covariance), 40000, ridge=0.0, stream=stream())
+    drawn = sample(Gaussian(9, torch.tensor([5.0, -5.0]), covariance), 40000, ridge=0.0, stream=stream())
     assert torch.allclose(drawn.mean(0), torch.tensor([5.0, -5.0]), atol=0.05)
     expected = torch.diag(covariance) if diagonal else covariance
     assert torch.allclose(torch.cov(drawn.T), expected, atol=0.06)
@@ -91,7 +91,7 @@ def test_what_is_drawn_has_the_distribution(diagonal: bool) -> None:
 def test_singular_covariances_can_be_drawn_from() -> None:
     # Two samples in ten dimensions: rank 1. Every draw is on the line through them.
     samples = torch.randn(2, 10, generator=stream("two"))
-    drawn = draw(describe(samples), 50, ridge=0.0, stream=stream()).double()
+    drawn = sample(describe(samples), 50, ridge=0.0, stream=stream()).double()
     line = (samples[1] - samples[0]).double()
     offset = drawn - samples[0].double()
     along = (offset @ line / (line @ line))[:, None] * line
@@ -111,10 +111,10 @@ def test_tables_of_statistics_say_what_they_were_made_of(diagonal: bool) -> None
     spread = torch.cov((2 * x[:20]).T)
     assert torch.allclose(table.values[0, 4:], torch.diag(spread) if diagonal else spread.flatten(), atol=1e-4)
     assert describe_classes(batches, lambda v: v, 4, min_count=2).classes.tolist() == [0, 2]
-    drawn = draw_classes(pool_classes([table, table], 4, diagonal=diagonal), 4, 7, ridge=1e-4, stream=stream())
+    drawn = sample_classes(pool_classes([table, table], 4, diagonal=diagonal), 4, 7, ridge=1e-4, stream=stream())
     assert drawn.images.shape == (21, 4)
     assert drawn.labels.tolist() == [0] * 7 + [2] * 7 + [3] * 7
-    assert len(draw_classes(pool_classes([], 4), 4, 7, ridge=1e-4, stream=stream())) == 0
+    assert len(sample_classes(pool_classes([], 4), 4, 7, ridge=1e-4, stream=stream())) == 0
 
 
 # calibration
@@ -218,7 +218,7 @@ def test_pooling_over_different_extractors_is_recorded_as_a_warning() -> None:
         toy.experiment(toy.settings(), folder)
         events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     said = [event["message"] for event in events if event["event"] == "method"]
-    assert said == ["statistics of extractors that are not aligned were pooled"]
+    assert said == ["pooled statistics of extractors that are not aligned"]
 
 
 def test_tukey_shapes_features_for_statistics_and_for_prediction_once_calibrated(linears: Any) -> None:

@@ -52,7 +52,7 @@ def message(method: FedGen, client: Any, shares: list[float]) -> Payload:
     sent = method.generator(1, 3, 3)
     with torch.no_grad():  # as after some training: running statistics other than the initial ones
         for _ in range(3):
-            sent.draw(torch.ones(3), 5, stream_of("warm"))
+            sent.sample(torch.ones(3), 5, stream_of("warm"))
     return Payload(
         {"head": weights_of(client.model.head), "generator": weights_of(sent), "shares": torch.tensor(shares)}
     )
@@ -80,7 +80,7 @@ def test_with_perfect_heads_the_generators_loss_falls_below_a_tenth() -> None:
     def loss() -> float:
         made = method.generator(0, 3, 3)
         copy_into(made, server.memory.weights("generator"))
-        y, f = made.eval().draw(shares, 200, stream_of("check"))
+        y, f = made.eval().sample(shares, 200, stream_of("check"))
         return float(F.cross_entropy(head(f), y).detach())
 
     before = loss()
@@ -97,7 +97,7 @@ def test_one_step_of_the_generator_is_on_the_weighted_mean_of_the_heads_outputs(
     method.train_generator(server, [weights_of(h) for h in several], torch.tensor(p), shares)
     made = method.generator(server.seed, 3, 3)
     optimizer = torch.optim.Adam(made.parameters(), lr=0.01)
-    y, f = made.draw(shares, 10, server.stream("generator"))
+    y, f = made.sample(shares, 10, server.stream("generator"))
     z = sum((weight * h(f) for weight, h in zip(p, several, strict=True)), torch.zeros(10, 3))
     F.cross_entropy(z, y).backward()  # type: ignore[no-untyped-call]
     optimizer.step()
@@ -149,8 +149,8 @@ def test_one_step_by_hand(linears: Any) -> None:
     ours, theirs = ready(make.client("0", LABELS[0])), ready(make.client("0", LABELS[0]))
     msg = message(method, ours, [0.5, 0.0, 0.5])
     method.train(ours, msg)
-    generator = method.received(theirs, msg)
-    wanted, f = generator.draw(msg.tensor("shares"), 20, theirs.stream("generated"))
+    generator = method.received_generator(theirs, msg)
+    wanted, f = generator.sample(msg.tensor("shares"), 20, theirs.stream("generated"))
     x, y = theirs.train.images.float() / 255, theirs.train.labels
     task, taught = F.cross_entropy(theirs.model(x), y), F.cross_entropy(theirs.model.head(f), wanted)
     (task + 2.0 * taught).backward()  # type: ignore[no-untyped-call]
@@ -164,8 +164,8 @@ def test_clients_do_not_train_the_generator(linears: Any) -> None:
     client = ready(linears().client("0", LABELS[0]))
     msg = message(method, client, [1.0, 0.0, 0.0])
     before = {name: tensor.clone() for name, tensor in msg.weights("generator").items()}
-    generator = method.received(client, msg)
-    _, f = generator.draw(msg.tensor("shares"), 4, stream_of("draw"))
+    generator = method.received_generator(client, msg)
+    _, f = generator.sample(msg.tensor("shares"), 4, stream_of("draw"))
     assert not f.requires_grad and not generator.training
     method.train(client, msg)
     assert all(torch.equal(msg.weights("generator")[name], tensor) for name, tensor in before.items())
@@ -216,7 +216,7 @@ def test_generated_labels_are_of_classes_that_somebody_has(counts: list[int], nu
     with seeded("generator"):
         made = FedGen(hidden=4, noise=2).generator(0, len(counts), 3).eval()
     shares = torch.tensor(counts) / sum(counts)
-    labels, f = made.draw(shares, number, stream_of("labels", number))
+    labels, f = made.sample(shares, number, stream_of("labels", number))
     assert f.shape == (number, 3)
     assert all(counts[label] > 0 for label in labels.tolist())
 

@@ -104,15 +104,15 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("", {"sha256": "ab" * 32}, r"^method.sha256 is 'abab.*', but small.safetensors has [0-9a-f]{64}$"),
     ("", {"latent_width": 7}, r"^method.latent_width is 7, but latent_width of small.py's generator is 6$"),
     ("x = 1", {}, r"^method.source 'small.py' has no function build\(\)"),
-    ("def build():\n    return 3", {}, r"gives a int, a torch.nn.Module is needed$"),
+    ("def build():\n    return 3", {}, r"returned a int; expected a torch.nn.Module$"),
     ("def build():\n    return 1 / 0", {}, r"^method.source 'small.py' fails with ZeroDivisionError"),
     (
         SOURCE.replace("3 * 10 * 10", "100"),
         {},
         r"^method.checkpoint 'small.safetensors' does not fit small.py: .*size",
     ),
-    (SOURCE.replace("torch.sigmoid", "10 * "), {}, r"gives pixels from -?[\d.]+ to [\d.]+; from 0 to 1 is needed$"),
-    (SOURCE.replace("-1, 3, 10, 10", "-1, 300"), {}, r"gives \(2, 300\) for two latents"),
+    (SOURCE.replace("torch.sigmoid", "10 * "), {}, r"returned pixels from -?[\d.]+ to [\d.]+; expected 0 to 1$"),
+    (SOURCE.replace("-1, 3, 10, 10", "-1, 300"), {}, r"returned \(2, 300\) for two latents"),
 ]
 
 

@@ -70,7 +70,7 @@ def gradients(method: FML) -> tuple[Any, Any]:
     """Of the loss of the one model with respect to its own output and to the other's."""
     own = torch.tensor([[1.0, -1.0], [0.5, 2.0]], requires_grad=True)
     other = torch.tensor([[0.0, 1.0], [3.0, -1.0]], requires_grad=True)
-    total = sum(method.taught(0.5, own, other, torch.tensor([0, 1])), torch.zeros(()))
+    total = sum(method.losses(0.5, own, other, torch.tensor([0, 1])), torch.zeros(()))
     mine, theirs = torch.autograd.grad(total, [own, other], allow_unused=True)
     return mine, theirs
 
@@ -91,7 +91,7 @@ def test_equal_models_teach_each_other_nothing() -> None:
     z = torch.tensor([[1.0, -1.0, 0.3], [0.5, 2.0, -4.0]], requires_grad=True)
     y = torch.tensor([0, 1])
     assert kl_divergence(z.detach(), z).item() == 0
-    ce, rest = FML().taught(0.3, z, z.clone(), y)
+    ce, rest = FML().losses(0.3, z, z.clone(), y)
     assert float((ce + rest).detach()) == pytest.approx(0.3 * F.cross_entropy(z, y).item())
     (got,) = torch.autograd.grad(ce + rest, z)
     (wanted,) = torch.autograd.grad(0.3 * F.cross_entropy(z, y), z)

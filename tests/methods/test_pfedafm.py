@@ -61,7 +61,7 @@ def test_the_mixture_step_by_hand(linears: Any) -> None:
     client, shared = made(make), make.model("shared")
     a = torch.tensor([0.9, 0.2, 0.0])
     extractor = ready(client, shared, a.tolist())
-    PFedAFM(lr_alpha=0.5).learn_mixture(client, extractor)
+    PFedAFM(lr_alpha=0.5).train_mixture(client, extractor)
     private = make.model("private")
     x, y = client.train.images.float() / 255, client.train.labels
     for _ in range(2):
@@ -85,7 +85,7 @@ def test_the_extractor_step_by_hand(linears: Any) -> None:
     make = linears()
     client, shared = made(make), make.model("shared")
     extractor = ready(client, shared, [1.0, 1.0, 1.0])
-    PFedAFM().learn_extractor(client, extractor)
+    PFedAFM().train_extractor(client, extractor)
     head = make.model("private").head
     x, y = client.train.images.float() / 255, client.train.labels
     F.cross_entropy(head(shared.features(x)), y).backward()  # type: ignore[no-untyped-call]
@@ -99,11 +99,11 @@ def test_each_step_leaves_the_other_part_alone(linears: Any) -> None:
     client = made(make)
     extractor = ready(client, make.model("shared"), [0.5, 0.5, 0.5])
     before = weights_of(extractor)
-    PFedAFM().learn_mixture(client, extractor)
+    PFedAFM().train_mixture(client, extractor)
     assert same(weights_of(extractor), before)  # G, with its statistics
     assert not torch.equal(client.memory.tensor("alpha"), torch.full((3,), 0.5))
     model, alpha = weights_of(client.model), client.memory.tensor("alpha").clone()
-    PFedAFM().learn_extractor(client, extractor)
+    PFedAFM().train_extractor(client, extractor)
     assert same(weights_of(client.model), model)
     assert torch.equal(client.memory.tensor("alpha"), alpha)
     assert not same(weights_of(extractor), before)
@@ -141,7 +141,7 @@ def test_alpha_is_not_decayed_with_the_weights(linears: Any) -> None:
     make = linears(settings={"weight_decay": 0.1})
     client = made(make, seed="shared")
     extractor = ready(client, make.model("shared"), [0.4, 0.5, 0.6])
-    PFedAFM(lr_alpha=1.0).learn_mixture(client, extractor)
+    PFedAFM(lr_alpha=1.0).train_mixture(client, extractor)
     assert torch.allclose(client.memory.tensor("alpha"), torch.tensor([0.4, 0.5, 0.6]), atol=1e-6)
 
 

@@ -24,26 +24,28 @@ from polyfed.training.multi_module import clip_each
 @register("fml")
 @dataclass(frozen=True)
 class FML(Method):
-    """FML: beside its private model every client trains a small shared one, and the two teach each other.
+    """FML: every client trains a private model and a small shared model, which teach each other.
 
-    The shared ("meme") model is averaged with its BatchNorm statistics, the private one never leaves. Each model is
-    run once per batch, in training mode, and its detached output is the other's target: no pass is made for teaching
-    alone, so statistics move by a model's own training only. A popular library leaves the targets attached, so that
-    each loss drives the other model too (`undetached_targets`), and divides the divergence by the number of classes
-    (`kl_reduction: mean`); its default weights of 1 switch the teaching off, which is refused here. A last batch of
-    one sample, which a shared model with BatchNorm cannot be trained on, trains the private model alone.
-    `train.clip_norm` holds for each of the two models. With alpha 0.5 labels move the private model half as far per
-    step: on the quickstart preset it ends 3 points below local training, about where that is at half the step size.
+    The shared ("meme") model is averaged with its BatchNorm statistics; the private model never leaves the client.
+    Each model runs once per batch in training mode, and its detached output is the target of the other model. There
+    are no extra forward passes, so BatchNorm statistics change by a model's own training only. A popular library does
+    not detach the targets, so each loss also trains the other model (`undetached_targets`), and divides the
+    divergence by the number of classes (`kl_reduction: mean`). Its default weights of 1 disable distillation, which
+    raises `InputError` here. A last batch of one sample, on which a shared model with BatchNorm cannot be trained,
+    trains the private model only. `train.clip_norm` applies to each of the two models.
+
+    With alpha 0.5 the cross-entropy has half of its usual weight: on the quickstart preset FML ends 3 points below
+    local training, about as local training with half of the learning rate.
     """
 
-    alpha: Annotated[float, Interval(ge=0, le=1), Degenerate(1)] = 0.5  # cross-entropy in the private model's loss
-    beta: Annotated[float, Interval(ge=0, le=1), Degenerate(1)] = 0.5  # cross-entropy in the shared model's loss
+    alpha: Annotated[float, Interval(ge=0, le=1), Degenerate(1)] = 0.5  # weight of cross-entropy, private model
+    beta: Annotated[float, Interval(ge=0, le=1), Degenerate(1)] = 0.5  # weight of cross-entropy, shared model
     temperature: Annotated[float, Gt(0)] = 1.0  # T of the divergence, which is multiplied by T^2
-    weights: Literal["uniform", "samples"] = "uniform"  # how clients count in the mean
-    auxiliary: str | None = None  # architecture of the shared model; none: that of the smallest client model
-    kl_reduction: Literal["batchmean", "mean"] = "batchmean"  # mean: the divided divergence of a popular library
-    undetached_targets: bool = False  # a popular library's fault: each loss also moves the model that it learns from
-    allow_degenerate: bool = False  # accept alpha or beta 1, which is training without a teacher
+    weights: Literal["uniform", "samples"] = "uniform"  # weights of clients in the mean: equal, or by samples
+    auxiliary: str | None = None  # architecture of the shared model; none: the smallest client model
+    kl_reduction: Literal["batchmean", "mean"] = "batchmean"  # mean: also divide by the number of classes
+    undetached_targets: bool = False  # reproduce a fault of a popular library: gradients also flow into the targets
+    allow_degenerate: bool = False  # accept alpha or beta 1, which disables distillation
 
     needs = Needs()
     sends = Sends(
@@ -57,8 +59,8 @@ class FML(Method):
     def round(self, server: Server, cohort: Cohort) -> None:
         mean = WeightedMean()
         shared = {"auxiliary": self.auxiliary or server.smallest.spec, "meme": server.state["meme"]}
-        for _, got in cohort.stream(self.train, shared=shared):
-            mean.add(got.weights("meme"), got.number("samples") if self.weights == "samples" else 1.0)
+        for _, reply in cohort.stream(self.train, shared=shared):
+            mean.add(reply.weights("meme"), reply.number("samples") if self.weights == "samples" else 1.0)
         server.state["meme"] = mean.result(server.memory.weights("meme"))  # w <- mean_k w_k
 
     @step(
@@ -74,7 +76,7 @@ class FML(Method):
             if len(y) == 1 and meme.has_batchnorm:
                 return F.cross_entropy(z, y)
             z_w = meme(x)
-            return *self.taught(self.alpha, z, z_w, y), *self.taught(self.beta, z_w, z, y)  # L_local, L_meme
+            return *self.losses(self.alpha, z, z_w, y), *self.losses(self.beta, z_w, z, y)  # L_local, L_meme
 
         client.fit(
             loss,
@@ -84,9 +86,9 @@ class FML(Method):
         )
         return {"meme": weights_of(meme), "samples": len(client.train)}
 
-    def taught(self, share: float, own: Tensor, other: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """share CE(own) + (1 - share) KL(sg[softmax other] || softmax own), written as CE and what is added to it."""
+    def losses(self, weight: float, own: Tensor, other: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return w CE(own) + (1 - w) KL(sg[softmax other] || softmax own), as CE and the term added to it."""
         ce = F.cross_entropy(own, y)
         target = other if self.undetached_targets else other.detach()
         kl = kl_divergence(target, own, temperature=self.temperature, reduction=self.kl_reduction)
-        return ce, (1 - share) * (kl - ce)
+        return ce, (1 - weight) * (kl - ce)

@@ -27,21 +27,23 @@ from polyfed.training.multi_module import frozen
 class PFedAFM(Method):
     """pFedAFM: a small extractor is shared, and every client mixes its features with its own, element by element.
 
-    Each round trains twice, so it computes about double: first the private model and the mixing vector alpha with the
-    received extractor frozen, then the extractor alone below the frozen head. Only the extractor travels; the
-    released message has a head that nobody uses. alpha takes plain gradient steps and is clamped to [0, 1] after
-    each; the released code decays it with the weights, which pulls it to 0. The released aggregate is the last
-    client's extractor, and all its clients end with the last alpha, because neither is copied; here both are. alpha
-    starts at 1 and moves slowly: in the ten rounds of the quickstart preset it stays above 0.98, where the method is
-    hardly to be told from local training.
+    Each round trains twice, at about double the cost: first the private model and the mixing vector alpha with the
+    received extractor frozen, then the extractor below the frozen head. Only the extractor is sent; the released
+    message also has a head, which is not used. alpha takes plain gradient steps and is clamped to [0, 1] after each
+    step; the released code applies weight decay to it, which pulls it to 0. In the released code the aggregate is the
+    extractor of the last client, and all clients end with the last alpha, because neither is copied; here both are
+    copied.
+
+    alpha starts at 1 and moves slowly: in the ten rounds of the quickstart preset it stays above 0.98, where the
+    method hardly differs from local training.
     """
 
-    lr_alpha: Annotated[float, Ge(0), Degenerate(0)] = 0.01  # step size of the mixing vector
-    alpha_start: Annotated[float, Interval(ge=0, le=1)] = 1.0  # the private share of every feature at the start
-    weights: Literal["samples", "uniform"] = "samples"  # how clients count in the mean
-    buffers: Literal["average", "local"] = "average"  # BatchNorm statistics: averaged, or each client's own
-    auxiliary: str | None = None  # architecture of the shared extractor; none: that of the smallest client model
-    allow_degenerate: bool = False  # accept lr_alpha 0, with which a private share of 1 is local training
+    lr_alpha: Annotated[float, Ge(0), Degenerate(0)] = 0.01  # learning rate of the mixing vector
+    alpha_start: Annotated[float, Interval(ge=0, le=1)] = 1.0  # initial weight of the private features
+    weights: Literal["samples", "uniform"] = "samples"  # weights of clients in the mean: by samples, or equal
+    buffers: Literal["average", "local"] = "average"  # BatchNorm statistics: averaged, or kept at each client
+    auxiliary: str | None = None  # architecture of the shared extractor; none: the smallest client model
+    allow_degenerate: bool = False  # accept lr_alpha 0; with alpha_start 1 that is local training
 
     needs = Needs(same_features=True)
     sends = Sends(
@@ -63,8 +65,8 @@ class PFedAFM(Method):
         mean = WeightedMean()
         spec = self.auxiliary or server.smallest.spec
         shared = {"auxiliary": spec, "extractor": server.state["extractor"]}
-        for _, got in cohort.stream(self.train, shared=shared):
-            mean.add(got.weights("extractor"), got.number("samples") if self.weights == "samples" else 1.0)
+        for _, reply in cohort.stream(self.train, shared=shared):
+            mean.add(reply.weights("extractor"), reply.number("samples") if self.weights == "samples" else 1.0)
         server.state["extractor"] = mean.result(server.memory.weights("extractor"))  # G <- sum_k p_k G_k
 
     @step(
@@ -78,32 +80,32 @@ class PFedAFM(Method):
         client.state |= {"auxiliary": msg["auxiliary"], "extractor": received}
         client.state.setdefault("alpha", torch.full((client.profile.features,), self.alpha_start))
         extractor = self.extractor(client)
-        self.learn_mixture(client, extractor)
-        self.learn_extractor(client, extractor)
+        self.train_mixture(client, extractor)
+        self.train_extractor(client, extractor)
         trained = weights_of(extractor)
         if self.buffers == "local":
             client.state["statistics"] = {n: trained[n] for n, _ in extractor.named_buffers() if n in trained}
         return {"extractor": trained, "samples": len(client.train)}
 
-    def learn_mixture(self, client: Client, extractor: nn.Module) -> None:
-        """Step 1: phi, h and alpha on CE(h(alpha phi(x) + (1 - alpha) G(x)), y), with G frozen."""
+    def train_mixture(self, client: Client, extractor: nn.Module) -> None:
+        """Step 1: train phi, h and alpha on CE(h(alpha phi(x) + (1 - alpha) G(x)), y), with G frozen."""
         alpha = client.memory.tensor("alpha").clone().requires_grad_()
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
             return F.cross_entropy(self.mixed(client, alpha, extractor, x), y)
 
         @torch.no_grad()
-        def move_alpha() -> None:
+        def step_alpha() -> None:
             if alpha.grad is not None:
                 alpha.sub_(self.lr_alpha * alpha.grad).clamp_(0, 1)
                 alpha.grad = None
 
         with frozen(extractor):
-            client.fit(loss, adjust=move_alpha)
+            client.fit(loss, adjust=step_alpha)
         client.state["alpha"] = alpha.detach()
 
-    def learn_extractor(self, client: Client, extractor: nn.Module) -> None:
-        """Step 2: G on CE(h(G(x)), y), with h frozen."""
+    def train_extractor(self, client: Client, extractor: nn.Module) -> None:
+        """Step 2: train G on CE(h(G(x)), y), with h frozen."""
         head = client.model.head
         with frozen(head):
             client.fit(
@@ -111,16 +113,17 @@ class PFedAFM(Method):
             )
 
     def extractor(self, client: Client) -> nn.Module:
-        """The shared extractor as the client received it last."""
+        """Return the shared extractor that the client received last."""
         extractor = client.build(client.memory.text("auxiliary")).backbone
         client.load(client.memory.weights("extractor"), into=extractor)
         return extractor
 
     def mixed(self, client: Client, alpha: Tensor, extractor: nn.Module, x: Tensor) -> Tensor:
+        """Return the logits of the mixed features."""
         logits: Tensor = client.model.head(alpha * client.model.features(x) + (1 - alpha) * extractor(x))
         return logits
 
     def predict(self, client: Client, x: Tensor) -> Tensor:
-        if "alpha" not in client.state:  # before its first round a client has its own model only
+        if "alpha" not in client.state:  # before its first round a client has only its own model
             return super().predict(client, x)
         return self.mixed(client, client.memory.tensor("alpha"), self.extractor(client).eval(), x)

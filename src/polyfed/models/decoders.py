@@ -7,11 +7,11 @@ from torch import Tensor, nn
 from polyfed.errors import InputError
 from polyfed.models.blocks import make_norm
 
-GROWTH = 4  # two layers double the side
+GROWTH = 4  # two layers double height and width
 
 
 class TransposedDecoder(nn.Module):
-    """From a latent, read as a map a quarter of the image's side, to an image: the sizes of FedVTC's table 6."""
+    """A latent, reshaped to a map of a quarter of the image size, decoded to an image (sizes of FedVTC's table 6)."""
 
     def __init__(
         self, latent_map: tuple[int, int, int], image_channels: int, hidden: tuple[int, int, int], norm: str = "batch"
@@ -47,17 +47,17 @@ def hidden_channels(image: tuple[int, ...]) -> tuple[int, int, int]:
 
 
 def latent_map(features: int, image: tuple[int, ...]) -> tuple[int, int, int]:
-    """How flat features are read as a map that the decoder can start from; refused where they cannot be."""
+    """Return the shape in which the decoder reads flat features; raise InputError if they do not fit."""
     shown = "x".join(map(str, image))
     if len(image) != 3 or min(image) < 1 or image[1] % GROWTH or image[2] % GROWTH:
-        raise InputError(f"images are {shown}; this decoder makes images whose height and width divide by {GROWTH}")
+        raise InputError(f"images are {shown}; the decoder needs a height and width divisible by {GROWTH}")
     height, width = image[1] // GROWTH, image[2] // GROWTH
     channels, rest = divmod(features, height * width)
     if rest:
         usual = {7: 20, 8: 64, 16: 16}.get(height, 16)
         raise InputError(
-            f"the decoder of {shown} images starts from a map of {height}x{width}, so the models' features must be a "
-            f"multiple of {height * width}, but there are {features}; set models.feature_map: "
+            f"the models have {features} features; the decoder of {shown} images needs a multiple of "
+            f"{height * width} (a map of {height}x{width}); set models.feature_map: "
             f"[{usual}, {height}, {width}]"
         )
     return channels, height, width

@@ -1,7 +1,7 @@
-"""Image generators: a user's own, trained elsewhere, and two small ones that know nothing of any data.
+"""Image generators: a trained one from the user, and two small ones that contain no knowledge of any data.
 
-A generator is a module that turns latents (N, `latent_width`) into images (N, channels, height, width) in [0, 1]. It
-may have `draw(count, stream)`, which gives latents that it was made for; without it they are standard normal.
+A generator is a module that maps latents (N, `latent_width`) to images (N, channels, height, width) in [0, 1]. It may
+have a method `draw(count, stream)` that samples latents; the default is standard normal.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from polyfed.errors import InputError
 
-SIZE = 32  # pixels a side of what the small generators make
-PER_TEXTURE = 8  # numbers of a latent that shape one texture
+SIZE = 32  # height and width of the images of the small generators
+PER_TEXTURE = 8  # entries of a latent per texture
 
 
 class RandomConvGenerator(nn.Module):
-    """Transposed convolutions with the weights they were made with: images without any knowledge in them."""
+    """Transposed convolutions with random weights: images without any knowledge of data."""
 
     def __init__(self, latent_width: int) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class RandomConvGenerator(nn.Module):
             nn.ConvTranspose2d(16, 3, 4, stride=2, padding=1),
         )
         for module in self.modules():
-            # a pixel that a layer of stride 2 and size 4 makes is reached by 4 pixels of every channel
+            # with stride 2 and kernel size 4, every output pixel depends on 4 input pixels per channel
             if isinstance(module, nn.ConvTranspose2d):
                 nn.init.normal_(module.weight, std=math.sqrt(2 / (4 * module.in_channels)))
             elif isinstance(module, nn.Linear):
@@ -51,13 +51,13 @@ class RandomConvGenerator(nn.Module):
 
 
 class TextureGenerator(nn.Module):
-    """Coloured waves inside soft spots, drawn by a formula that the latent controls: no weights, no data."""
+    """Coloured waves inside soft spots, computed by a formula from the latent: no weights, no data."""
 
     def __init__(self, latent_width: int) -> None:
         super().__init__()
         if latent_width < PER_TEXTURE or latent_width % PER_TEXTURE:
             raise InputError(
-                f"method.latent_width is {latent_width}; textures need a multiple of {PER_TEXTURE}, such as 64"
+                f"method.latent_width is {latent_width}; expected a multiple of {PER_TEXTURE}, such as 64"
             )
         self.latent_width = latent_width
 
@@ -73,18 +73,18 @@ class TextureGenerator(nn.Module):
 
 
 def load_generator(source: str, checkpoint: str, *, latent_width: int, sha256: str = "") -> nn.Module:
-    """The module that `build()` in the Python file `source` makes, with the weights of a safetensors file; frozen."""
+    """Build the module with `build()` from the file `source`, load its safetensors weights, and freeze it."""
     code, weights = Path(source).expanduser(), Path(checkpoint).expanduser()
     for field, path in (("source", code), ("checkpoint", weights)):
         if not path.is_file():
             raise InputError(f"method.{field} is '{path}', but there is no such file")
-    if sha256 and (found := checksum(weights)) != sha256.lower():
-        raise InputError(f"method.sha256 is '{sha256}', but {weights.name} has {found}")
-    generator = _built(code)
+    if sha256 and (actual := checksum(weights)) != sha256.lower():
+        raise InputError(f"method.sha256 is '{sha256}', but {weights.name} has {actual}")
+    generator = _build(code)
     if getattr(generator, "latent_width", None) != latent_width:
-        said = getattr(generator, "latent_width", "missing")
+        actual_width = getattr(generator, "latent_width", "missing")
         raise InputError(
-            f"method.latent_width is {latent_width}, but latent_width of {code.name}'s generator is {said}"
+            f"method.latent_width is {latent_width}, but latent_width of {code.name}'s generator is {actual_width}"
         )
     try:
         generator.load_state_dict(safetensors.torch.load_file(weights), strict=True)
@@ -97,23 +97,23 @@ def load_generator(source: str, checkpoint: str, *, latent_width: int, sha256: s
 
 
 def checksum(path: Path) -> str:
-    """The sha256 of a file."""
+    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def draw_latents(generator: nn.Module, count: int, stream: torch.Generator) -> Tensor:
-    """Latents that the generator was made for."""
-    own = getattr(generator, "draw", None)
-    if own is None:
+    """Sample latents with the generator's own `draw`, or from a standard normal distribution."""
+    draw = getattr(generator, "draw", None)
+    if draw is None:
         return torch.randn(count, int(generator.latent_width), generator=stream)  # type: ignore[arg-type]
     with torch.no_grad():
-        drawn: Tensor = own(count, stream)
-    return drawn.detach()
+        latents: Tensor = draw(count, stream)
+    return latents.detach()
 
 
 def resized(images: Tensor, shape: tuple[int, int, int]) -> Tensor:
-    """Images of another size, in grey where one channel is asked for."""
+    """Return images of another size, in grey if the shape has one channel."""
     channels, height, width = shape
     if channels != images.shape[1]:
         images = images.mean(1, keepdim=True).expand(-1, channels, -1, -1)
@@ -122,8 +122,8 @@ def resized(images: Tensor, shape: tuple[int, int, int]) -> Tensor:
     return images.clamp(0, 1).contiguous()
 
 
-def _built(code: Path) -> nn.Module:
-    """What the user's file makes. It is run as it is: it is the user's own, like a file named under `imports`."""
+def _build(code: Path) -> nn.Module:
+    """Run the user's file and call its `build()`. The file is trusted, like a file under `imports`."""
     spec = importlib.util.spec_from_file_location(f"polyfed_generator_{code.stem}", code)
     if spec is None or spec.loader is None:
         raise InputError(f"method.source is '{code}', which is not a Python file")
@@ -132,26 +132,27 @@ def _built(code: Path) -> nn.Module:
         spec.loader.exec_module(module)
         build = getattr(module, "build", None)
         if not callable(build):
-            raise InputError(f"method.source '{code.name}' has no function build() that makes the generator")
+            raise InputError(f"method.source '{code.name}' has no function build() that returns the generator")
         generator = build()
     except InputError:
         raise
-    except Exception as error:  # the file is the user's: it may raise anything
+    except Exception as error:  # the user's file may raise anything
         raise InputError(f"method.source '{code.name}' fails with {type(error).__name__}: {error}") from error
     if not isinstance(generator, nn.Module):
-        raise InputError(f"build() of {code.name} gives a {type(generator).__name__}, a torch.nn.Module is needed")
+        raise InputError(f"build() of {code.name} returned a {type(generator).__name__}; expected a torch.nn.Module")
     return generator
 
 
 def _check_images(generator: nn.Module, name: str) -> None:
+    """Raise InputError if the generator does not return images in [0, 1]."""
     with torch.no_grad():
         latents = draw_latents(generator, 2, torch.Generator().manual_seed(0))
         images = generator(latents) if tuple(latents.shape) == (2, int(generator.latent_width)) else latents  # type: ignore[arg-type]
-    found = tuple(images.shape)
-    if len(found) != 4 or found[0] != 2 or found[1] not in (1, 3):
+    shape = tuple(images.shape)
+    if len(shape) != 4 or shape[0] != 2 or shape[1] not in (1, 3):
         raise InputError(
-            f"the generator of {name} gives {found} for two latents; images (2, 1 or 3, height, width) are needed"
+            f"the generator of {name} returned {shape} for two latents; expected images (2, 1 or 3, height, width)"
         )
     low, high = float(images.min()), float(images.max())
-    if not (low >= -1e-3 and high <= 1 + 1e-3):  # written so that NaN fails as well
-        raise InputError(f"the generator of {name} gives pixels from {low:.3g} to {high:.3g}; from 0 to 1 is needed")
+    if not (low >= -1e-3 and high <= 1 + 1e-3):  # NaN fails this test
+        raise InputError(f"the generator of {name} returned pixels from {low:.3g} to {high:.3g}; expected 0 to 1")

@@ -1,4 +1,8 @@
-"""The one local training loop, evaluation, and the samples they walk over. Plain PyTorch."""
+"""Local training and evaluation in plain PyTorch, used by several methods.
+
+`fit` is the training loop, `evaluate` counts correct predictions, `samples` holds a client's data. The other modules
+are tools for methods: losses, BatchNorm statistics, upload noise. It knows nothing of federated learning.
+"""
 
 from polyfed.training.evaluate import Score, score
 from polyfed.training.fit import Fit, Loss, TrainSettings, fit

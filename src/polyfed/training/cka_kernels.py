@@ -1,4 +1,4 @@
-"""The part of linear CKA that one model gives: how alike it finds every two of some samples."""
+"""The part of linear CKA that depends on one model: the centred Gram matrix of its features."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from torch import Tensor
 
 
 def centred_gram(features: Tensor) -> Tensor:
-    """H X X^T H of features X [n, d], in double precision: what of X enters linear CKA, whatever d is."""
+    """Return H X X^T H of features X [n, d] in double precision: the part of X that linear CKA depends on."""
     x = features.double()
     x = x - x.mean(0, keepdim=True)
     return x @ x.T
 
 
 def signature(features: Tensor) -> Tensor:
-    """A vector of n (n + 1) / 2 numbers whose inner product with another model's is their linear CKA.
+    """Return a vector of n (n + 1) / 2 entries whose inner product with another model's vector is their linear CKA.
 
-    The centred Gram matrix at length 1; it is symmetric, so that what is off its diagonal stands once, times sqrt(2).
-    Zeros for features that are the same for all samples: they resemble nothing.
+    It is the normalised centred Gram matrix. The matrix is symmetric, so entries off the diagonal are stored once,
+    times sqrt(2). If all samples have equal features, the vector is zero.
     """
     gram = centred_gram(features)
     length = gram.norm()

@@ -1,4 +1,4 @@
-"""Going round a few samples without end, beside a pass over others."""
+"""Endless batches of a few samples, for training together with a pass over others."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor
 
 
 def cycled(inputs: Tensor, targets: Tensor, size: int, shuffle: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of pairs without end, in a new order each time round."""
+    """Yield batches of pairs without end, reshuffled after each pass."""
     if not len(inputs):
-        raise ValueError("there is nothing to go round")
+        raise ValueError("there are no samples to cycle through")
     while True:
         for at in torch.split(torch.randperm(len(inputs), generator=shuffle), size):
             yield inputs[at], targets[at]

@@ -13,7 +13,7 @@ from polyfed.training.samples import EVALUATION_BATCH, Samples
 
 @dataclass(frozen=True)
 class Score:
-    """How many of `total` samples were classified right."""
+    """Number of correctly classified samples out of `total`."""
 
     correct: int
     total: int
@@ -25,7 +25,7 @@ class Score:
 
 @torch.no_grad()
 def score(predict: Callable[[Tensor], Tensor], samples: Samples) -> Score:
-    """Count right answers; `predict` gives one score per class, and the largest wins."""
+    """Count correct predictions; `predict` returns one score per class, and the largest is the prediction."""
     correct = 0
     for x, y in samples.batches(EVALUATION_BATCH):
         correct += int((predict(x).argmax(1) == y).sum())

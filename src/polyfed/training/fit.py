@@ -1,4 +1,4 @@
-"""The one local training loop that every method uses."""
+"""The local training loop that all methods use."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torch import Tensor, nn
 
 from polyfed.training.samples import Samples
 
-# A loss gives the task's own loss alone, or that followed by the method's further terms. All are minimised; the
-# task's own is what curves show, so that methods can be compared by it.
+# A loss returns the task loss, or the task loss followed by further terms of the method. Their sum is minimised.
+# Training curves show the task loss only, so that methods can be compared.
 Loss = Callable[[Tensor, Tensor], Tensor | tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """How a client trains, unless its method says otherwise."""
+    """Settings of local training, unless the method overrides them."""
 
     epochs: int = 1
-    steps: int | None = None  # stop after this many steps, going round the data as often as needed
+    steps: int | None = None  # stop after this many steps, repeating epochs as needed
     batch_size: int = 10
     optimizer: Literal["sgd", "adam"] = "sgd"
     lr: float = 0.01
@@ -33,16 +33,16 @@ class TrainSettings:
 
 @dataclass(frozen=True)
 class Fit:
-    """What a training run did: steps taken, samples seen, and the mean of the task's own loss over them."""
+    """The outcome of a training run: steps, samples, and the mean task loss over the samples."""
 
     steps: int
     samples: int
     loss: float
-    aside: bool = False  # what was trained is not the client's model but something beside it
+    aside: bool = False  # another module was trained than the client's model
 
 
 def make_optimizer(parameters: Iterable[nn.Parameter], settings: TrainSettings) -> torch.optim.Optimizer:
-    """A new optimiser (R8). The fused kernels step all parameters at once."""
+    """Return a new optimiser with fused kernels, which step all parameters at once."""
     trained = [p for p in parameters if p.requires_grad]
     if settings.optimizer == "adam":
         return torch.optim.Adam(trained, lr=settings.lr, weight_decay=settings.weight_decay, fused=True)
@@ -67,7 +67,7 @@ def fit(
 ) -> Fit:
     """Train `parameters` (default: all of `modules`) on shuffled batches of `samples`.
 
-    `adjust` runs after every backward pass and before the step, for methods that correct gradients.
+    `adjust` runs after every backward pass and before the optimiser step, for methods that correct gradients.
     """
     modules = list(modules)
     chosen = (p for m in modules for p in m.parameters()) if parameters is None else parameters
@@ -98,7 +98,7 @@ def fit(
 
 
 def _clip(parameters: Iterable[nn.Parameter], norm: float) -> None:
-    """Shorten the gradient to `norm`. Few steps need it, and to find out costs a third of doing it."""
+    """Clip the gradient norm. The check costs a third of `clip_grad_norm_`, and few steps need clipping."""
     parameters = list(parameters)
     norms = [torch.linalg.vector_norm(p.grad) for p in parameters if p.grad is not None]
     if norms and torch.linalg.vector_norm(torch.stack(norms)) > norm:
@@ -108,16 +108,17 @@ def _clip(parameters: Iterable[nn.Parameter], norm: float) -> None:
 def _epochs(
     samples: Samples, settings: TrainSettings, shuffle: torch.Generator, *, drop_single: bool
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    left = settings.steps
+    """Yield the batches of all epochs, or of the given number of steps."""
+    remaining = settings.steps
     epoch = 0
-    while left is not None or epoch < settings.epochs:
+    while remaining is not None or epoch < settings.epochs:
         epoch += 1
         taken = 0
         for batch in samples.batches(settings.batch_size, shuffle=shuffle, drop_single=drop_single):
-            if left is not None and taken >= left:
+            if remaining is not None and taken >= remaining:
                 return
             yield batch
             taken += 1
         if taken == 0:
             return
-        left = None if left is None else left - taken
+        remaining = None if remaining is None else remaining - taken

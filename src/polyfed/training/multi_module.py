@@ -1,4 +1,4 @@
-"""For training steps in which more than one module takes part."""
+"""Tools for training steps with more than one module: clip each gradient, freeze a module."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import nn
 
 
 def clip_each(norm: float | None, *modules: nn.Module) -> Callable[[], None]:
-    """Brings the gradient of each module to at most `norm` by itself, as `adjust` of a fit.
+    """Return an `adjust` function that clips the gradient norm of each module separately.
 
-    One norm over all would let the gradient of one model shorten the step of another.
+    With one norm over all modules, the gradient of one model would shorten the step of another.
     """
 
     def clip() -> None:
@@ -24,14 +24,14 @@ def clip_each(norm: float | None, *modules: nn.Module) -> Callable[[], None]:
 
 @contextlib.contextmanager
 def frozen(module: nn.Module) -> Iterator[None]:
-    """Inside, the module takes part but does not learn: evaluation mode, no gradients; then as it was before."""
+    """Freeze a module inside the context: evaluation mode and no gradients; restore it afterwards."""
     modes = [(part, part.training) for part in module.modules()]
-    wanted = [(p, p.requires_grad) for p in module.parameters()]
+    flags = [(p, p.requires_grad) for p in module.parameters()]
     module.eval().requires_grad_(False)
     try:
         yield
     finally:
         for part, mode in modes:
             part.training = mode
-        for parameter, gradient in wanted:
-            parameter.requires_grad_(gradient)
+        for parameter, flag in flags:
+            parameter.requires_grad_(flag)

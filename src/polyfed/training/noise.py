@@ -1,4 +1,4 @@
-"""Noise on what a client sends, for studies of how much of it a method stands."""
+"""Gaussian noise on uploads, to study how robust a method is to it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def noisy(
     level: float,
     stream: torch.Generator,
 ) -> dict[str, Tensor]:
-    """`after`, with Gaussian noise on the named tensors: `level` standard deviations of each tensor's change."""
-    sent = dict(after)
+    """Return `after` with Gaussian noise on the named tensors, of `level` standard deviations of each update."""
+    result = dict(after)
     for name in names:
-        spread = (after[name] - before[name]).std(correction=0)
+        deviation = (after[name] - before[name]).std(correction=0)
         noise = torch.randn(after[name].shape, generator=stream, dtype=after[name].dtype)
-        sent[name] = after[name] + level * spread * noise
-    return sent
+        result[name] = after[name] + level * deviation * noise
+    return result

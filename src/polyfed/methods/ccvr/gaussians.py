@@ -1,4 +1,4 @@
-"""Classes as normal distributions: their means and covariances, pooled over parties, and samples drawn from them."""
+"""Normal distributions of classes: mean and covariance, pooling over clients, and sampling."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Gaussian:
-    """One class, at one party or over all; the covariance is (d, d), or (d,) where only its diagonal is kept."""
+    """The statistics of one class. The covariance is (d, d), or (d,) for its diagonal."""
 
     count: int
     mean: Tensor
@@ -19,7 +19,9 @@ class Gaussian:
 
 
 def describe(vectors: Tensor, *, diagonal: bool = False, biased: bool = False) -> Gaussian:
-    """Count, mean and covariance of vectors (n, d): divisor n - 1, or n where `biased`; 0 for a single vector."""
+    """Return count, mean and covariance of vectors (n, d). The divisor is n - 1, or n if `biased`; a single vector
+    has covariance 0.
+    """
     count, values = len(vectors), vectors.double()
     mean = values.mean(0)
     centred = values - mean
@@ -28,10 +30,10 @@ def describe(vectors: Tensor, *, diagonal: bool = False, biased: bool = False) -
 
 
 def pooled(parts: Sequence[Gaussian]) -> Gaussian:
-    """Mean and covariance of the union, from those of its parts.
+    """Return mean and covariance of the union from the statistics of its parts.
 
-    Sigma = sum (n_k - 1)/(N - 1) Sigma_k + sum n_k/(N - 1) mu_k mu_k^T - N/(N - 1) mu mu^T; the last two are written
-    as one sum about mu, which does not subtract large numbers from each other.
+    Sigma = sum (n_k - 1)/(N - 1) Sigma_k + sum n_k/(N - 1) mu_k mu_k^T - N/(N - 1) mu mu^T. The last two terms are
+    computed as one sum around mu, which avoids cancellation.
     """
     count = sum(part.count for part in parts)
     mean = sum((part.count * part.mean.double() for part in parts), torch.zeros(())) / count
@@ -43,16 +45,17 @@ def pooled(parts: Sequence[Gaussian]) -> Gaussian:
     return Gaussian(count, mean, scatter / max(1, count - 1))
 
 
-def draw(gaussian: Gaussian, count: int, *, ridge: float, stream: torch.Generator) -> Tensor:
-    """Vectors (count, d) of the distribution with `ridge` added to every variance.
+def sample(gaussian: Gaussian, count: int, *, ridge: float, stream: torch.Generator) -> Tensor:
+    """Sample vectors (count, d) from the distribution, with `ridge` added to every variance.
 
-    By eigenvectors, with negative eigenvalues taken as 0: a covariance of fewer vectors than dimensions is singular.
+    Uses eigenvectors, with negative eigenvalues set to 0: the covariance of fewer vectors than dimensions is
+    singular.
     """
     noise = torch.randn(count, len(gaussian.mean), generator=stream, dtype=torch.float64)
     covariance, mean = gaussian.covariance.double(), gaussian.mean.double()
     if covariance.ndim == 1:
-        spread = noise * (covariance + ridge).clamp(min=0).sqrt()
+        deviation = noise * (covariance + ridge).clamp(min=0).sqrt()
     else:
         values, directions = torch.linalg.eigh(covariance)
-        spread = (noise * (values + ridge).clamp(min=0).sqrt()) @ directions.T
-    return (mean + spread).float()
+        deviation = (noise * (values + ridge).clamp(min=0).sqrt()) @ directions.T
+    return (mean + deviation).float()

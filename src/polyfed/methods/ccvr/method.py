@@ -14,60 +14,49 @@ import torch.nn.functional as F
 from annotated_types import Ge, Gt
 from torch import Tensor, nn
 
-from polyfed.core import (
-    ClassTable,
-    Client,
-    Cohort,
-    Method,
-    Needs,
-    Outgoing,
-    Payload,
-    Reply,
-    Sends,
-    Server,
-    register,
-    step,
-)
+from polyfed.core import ClassTable, Client, Cohort, Method, Needs, Payload, Reply, Sends, Server, register, step
 from polyfed.core.averaging import WeightedMean
 from polyfed.core.client import copy_into, weights_of
+from polyfed.core.method import Outgoing
 from polyfed.core.options import Degenerate
 from polyfed.core.profile import Profile
 from polyfed.core.schema import FromMethod, ScalarField, TableField, WeightsField
 from polyfed.errors import InputError
-from polyfed.methods.ccvr.class_statistics import describe_classes, draw_classes, pool_classes, statistics_width
+from polyfed.methods.ccvr.class_statistics import describe_classes, pool_classes, sample_classes, statistics_width
 from polyfed.training import TrainSettings, fit
 
 
 @register("ccvr")
 @dataclass(frozen=True)
 class CCVR(Method):
-    """CCVR: after the last round heads are trained anew on features drawn from pooled class statistics.
+    """CCVR: after the last round, heads are calibrated on features sampled from pooled class statistics.
 
-    Clients of one architecture train by FedAvg, and the server calibrates the head of the global model: the published
-    method. Clients of different architectures train alone, and each calibrates its own head on statistics pooled over
-    all; that is how later papers compare with it. Covariances have the divisor n - 1 that the pooling formula is made
-    for; popular implementations use n (`biased_covariance`). Singular covariances are drawn from by eigenvectors.
+    Clients of one architecture train with FedAvg, and the server calibrates the head of the global model: the
+    published method. Clients of models architectures train locally, and each calibrates its own head on statistics
+    pooled over all clients, as in later papers that compare with CCVR. Covariances use the divisor n - 1, which the
+    pooling formula assumes; popular implementations use n (`biased_covariance`). Samples from singular covariances
+    use their eigenvectors.
 
-    With different models this ends more than 10 points below local training: on the quickstart (seeds 0 to 2) its
-    personal accuracy is 78.5, 69.8 and 81.8 %, that of local training 90.2, 91.1 and 93.6 %. All of it is lost in the
-    calibration: extractors that were trained alone are not aligned, so a feature of one says little about classes in
-    another, and a head trained on all of them fits none. Pooled over equal models only (`pool: architecture`) it is
-    88.3, 84.1 and 91.9 %. A run that pools over different extractors records a warning.
+    With models models CCVR ends more than 10 points below local training: on the quickstart (seeds 0 to 2)
+    personal accuracy is 78.5, 69.8 and 81.8 %; local training reaches 90.2, 91.1 and 93.6 %. The calibration causes
+    the loss: extractors that were trained separately are not aligned, so the features of one model say little about
+    classes in another. If only equal models are pooled (`pool: architecture`), accuracy is 88.3, 84.1 and 91.9 %. A
+    run that pools over models extractors records a warning.
     """
 
-    mode: Literal["auto", "original", "hetero"] = "auto"  # auto: original where all clients have one architecture
-    pool: Literal["all", "architecture"] = "all"  # hetero: statistics of all clients, or of equal models only
-    virtual: Annotated[int, Ge(0), Degenerate(0)] = 1000  # M_c, features drawn per class
-    lr: float = 0.01  # of the head's calibration (plain SGD)
-    epochs: Annotated[int, Ge(0), Degenerate(0)] = 10  # passes over the drawn features
-    batch_size: int = 64  # drawn features in a step
-    ridge: float = 1e-4  # eps, added to every variance before drawing
-    diagonal: bool = False  # send only the diagonal of covariances: d numbers per class in place of d^2
+    mode: Literal["auto", "original", "hetero"] = "auto"  # auto: original if all clients have one architecture
+    pool: Literal["all", "architecture"] = "all"  # hetero: pool statistics of all clients, or of equal models only
+    virtual: Annotated[int, Ge(0), Degenerate(0)] = 1000  # M_c, features sampled per class
+    lr: float = 0.01  # learning rate of the calibration (plain SGD)
+    epochs: Annotated[int, Ge(0), Degenerate(0)] = 10  # epochs over the sampled features
+    batch_size: int = 64  # sampled features per batch
+    ridge: float = 1e-4  # eps, added to every variance before sampling
+    diagonal: bool = False  # send only the diagonal of covariances: d numbers per class instead of d^2
     tukey: Annotated[float, Gt(0)] | None = None  # power applied to non-negative features first, e.g. 0.5; none: off
-    min_class_count: int = 1  # classes with fewer samples are not sent
-    limit_mib: float = 256.0  # refuse statistics of a client that are larger than this
-    biased_covariance: bool = False  # a popular fault: divisor n, pooled by the formula for n - 1
-    allow_degenerate: bool = False  # accept 0 virtual features or epochs, which calibrates nothing
+    min_class_count: int = 1  # do not send classes with fewer samples
+    limit_mib: float = 256.0  # maximum size of the statistics of a client
+    biased_covariance: bool = False  # reproduce a common fault: divisor n, pooled with the formula for n - 1
+    allow_degenerate: bool = False  # accept 0 virtual features or epochs, which disables calibration
 
     needs = Needs(same_features=True, same_classes=True)
     sends = Sends(
@@ -82,8 +71,8 @@ class CCVR(Method):
     def init(self, server: Server) -> None:
         kinds = {profile.model: profile for profile in server.roster}
         if self.mode == "original" and len(kinds) > 1:
-            found = ", ".join(f"client {p.name} has {p.architecture}" for p in list(kinds.values())[:2])
-            raise InputError(f"method.mode is 'original', which needs one architecture, but {found}; use 'hetero'")
+            models = ", ".join(f"client {p.name} has {p.architecture}" for p in list(kinds.values())[:2])
+            raise InputError(f"method.mode is 'original', which needs one architecture, but {models}; use 'hetero'")
         size = 4 * server.classes * self.width(server.roster[0]) / 2**20
         if size > self.limit_mib:
             raise InputError(
@@ -96,11 +85,11 @@ class CCVR(Method):
 
     def round(self, server: Server, cohort: Cohort) -> None:
         if "model" not in server.state:
-            cohort.call(self.train_alone)
+            cohort.call(self.train_locally)
             return
         mean = WeightedMean()
-        for _, got in cohort.stream(self.train, shared={"model": server.state["model"]}):
-            mean.add(got.weights("model"), got.number("samples"))
+        for _, reply in cohort.stream(self.train, shared={"model": server.state["model"]}):
+            mean.add(reply.weights("model"), reply.number("samples"))
         server.state["model"] = mean.result(server.memory.weights("model"))  # FedAvg
 
     @step(down={"model": WeightsField()}, up={"model": WeightsField(), "samples": ScalarField(least=0)})
@@ -110,43 +99,43 @@ class CCVR(Method):
         return {"model": weights_of(client.model), "samples": len(client.train)}
 
     @step()
-    def train_alone(self, client: Client, msg: Payload) -> None:
+    def train_locally(self, client: Client, msg: Payload) -> None:
         client.fit()
 
     def finish(self, server: Server, everyone: Cohort) -> None:
         if "model" in server.state:
             self.finish_global(server, everyone)
             return
-        got = {name: reply.table("statistics") for name, reply in everyone.call(self.describe).items()}
+        tables = {name: reply.table("statistics") for name, reply in everyone.call(self.describe).items()}
         kinds = {p.name: "all" if self.pool == "all" else str(p.model) for p in server.roster}
-        members = {kind: [table for name, table in got.items() if kinds[name] == kind] for kind in kinds.values()}
+        members = {kind: [table for name, table in tables.items() if kinds[name] == kind] for kind in kinds.values()}
         pools = {kind: self.pooled(server, tables) for kind, tables in members.items()}
         if self.pool == "all":
-            server.record("warning", message="statistics of extractors that are not aligned were pooled")
+            server.record("warning", message="pooled statistics of extractors that are not aligned")
             everyone.call(self.calibrate, shared=pools["all"])
         else:
             everyone.call(self.calibrate, each={name: pools[kinds[name]] for name in everyone.ids})
 
     def finish_global(self, server: Server, everyone: Cohort) -> None:
-        got = everyone.call(self.describe, shared={"model": server.state["model"]})
+        replies = everyone.call(self.describe, shared={"model": server.state["model"]})
         model = server.build(server.roster[0].spec)
         copy_into(model, server.memory.weights("model"))
-        statistics = self.pooled(server, [reply.table("statistics") for reply in got.values()])["statistics"]
+        statistics = self.pooled(server, [reply.table("statistics") for reply in replies.values()])["statistics"]
         self.train_head(model.head, statistics, server.features, server.stream("calibrate"))
         server.state |= {"model": weights_of(model), "calibrated": True}
-        everyone.call(self.take_head, shared={"head": weights_of(model.head)})
+        everyone.call(self.load_head, shared={"head": weights_of(model.head)})
 
     @step(
         down={"model": WeightsField(optional=True)},
         up={"statistics": TableField(FromMethod("width"), counts=True, by_sample=True)},
     )
     def describe(self, client: Client, msg: Payload) -> Reply:
-        """n_c, mu_c and Sigma_c of the features of every class here."""
+        """Return n_c, mu_c and Sigma_c of the features of every class of the client."""
         if len(msg):
             client.load(msg.weights("model"))
         table = describe_classes(
             client.clean_pass(),
-            lambda x: self.shaped(client.model.features(x)),
+            lambda x: self.transformed(client.model.features(x)),
             client.profile.features,
             diagonal=self.diagonal,
             biased=self.biased_covariance,
@@ -155,11 +144,11 @@ class CCVR(Method):
         return {"statistics": table}
 
     def pooled(self, server: Server, tables: Sequence[ClassTable]) -> dict[str, ClassTable]:
-        """mu_c and Sigma_c of every class over several clients."""
+        """Return mu_c and Sigma_c of every class over several clients."""
         return {"statistics": pool_classes(tables, server.features, diagonal=self.diagonal).without_counts()}
 
     @step(down={"head": WeightsField("head")})
-    def take_head(self, client: Client, msg: Payload) -> None:
+    def load_head(self, client: Client, msg: Payload) -> None:
         client.load(msg.weights("head"), into=client.model.head)
         client.state["calibrated"] = True
 
@@ -167,13 +156,13 @@ class CCVR(Method):
     def calibrate(self, client: Client, msg: Payload) -> None:
         statistics = msg.table("statistics")
         self.train_head(client.model.head, statistics, client.profile.features, client.stream("calibrate"))
-        client.state["calibrated"] = len(statistics) > 0  # it may be that nobody of this architecture answered
+        client.state["calibrated"] = len(statistics) > 0  # there may be no reply from this architecture
 
     def train_head(self, head: nn.Module, statistics: ClassTable, features: int, stream: torch.Generator) -> None:
-        """CE on M_c features drawn from N(mu_c, Sigma_c + eps I) for every class."""
-        drawn = draw_classes(statistics, features, self.virtual, ridge=self.ridge, stream=stream)
+        """Train with CE on M_c features per class, sampled from N(mu_c, Sigma_c + eps I)."""
+        features_and_labels = sample_classes(statistics, features, self.virtual, ridge=self.ridge, stream=stream)
         settings = TrainSettings(epochs=self.epochs, batch_size=self.batch_size, lr=self.lr)
-        fit([head], lambda f, y: F.cross_entropy(head(f), y), drawn, settings, stream)
+        fit([head], lambda f, y: F.cross_entropy(head(f), y), features_and_labels, settings, stream)
 
     def publish(self, server: Server) -> Outgoing:
         return Outgoing(shared=server.state if "model" in server.state else {})
@@ -183,10 +172,11 @@ class CCVR(Method):
             client.load(msg.weights("model"))
             client.state["calibrated"] = msg["calibrated"]
 
-    def shaped(self, features: Tensor) -> Tensor:
+    def transformed(self, features: Tensor) -> Tensor:
+        """Return Tukey's power transform of the features."""
         return features if self.tukey is None else features.clamp(min=0) ** self.tukey
 
     def predict(self, client: Client, x: Tensor) -> Tensor:
         f = client.model.features(x)
-        logits: Tensor = client.model.head(self.shaped(f) if client.state.get("calibrated") else f)
+        logits: Tensor = client.model.head(self.transformed(f) if client.state.get("calibrated") else f)
         return logits

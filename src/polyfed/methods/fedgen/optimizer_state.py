@@ -1,4 +1,4 @@
-"""What an optimiser remembers, as named tensors: for methods whose optimiser lives on from round to round."""
+"""The state of an optimiser as named tensors, for an optimiser that persists over rounds."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 
-def memory_of(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """A copy of an optimiser's memory, by number of the parameter and name of what is remembered of it."""
+def state_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return a copy of the state, with keys "parameter number.name"."""
     state = optimizer.state_dict()["state"]
     return {f"{i}.{name}": tensor.clone() for i, slots in state.items() for name, tensor in slots.items()}
 
 
-def recall(optimizer: torch.optim.Optimizer, memory: Mapping[str, Tensor]) -> None:
-    """Give a new optimiser of the same parameters the memory of an earlier one; an empty memory changes nothing."""
+def load_tensors(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Load the state of an earlier optimiser of the same parameters; no tensors leave it unchanged."""
     state: dict[int, dict[str, Tensor]] = {}
-    for key, tensor in memory.items():
+    for key, tensor in tensors.items():
         i, name = key.split(".", 1)
         state.setdefault(int(i), {})[name] = tensor.clone()
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})

@@ -1,4 +1,4 @@
-"""Weights in fewer numbers: every matrix by the few singular vectors that hold most of its energy."""
+"""Low-rank compression: every matrix is sent as its leading singular vectors, chosen by energy."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from polyfed.core.payload import Payload, Value, Weights
 from polyfed.errors import PayloadError
 
 
-def compressed(weights: Mapping[str, Tensor], energy: float) -> dict[str, Value]:
-    """Every matrix and convolution by its factors, where these are fewer numbers than it has; the rest as it is."""
+def compress(weights: Mapping[str, Tensor], energy: float) -> dict[str, Value]:
+    """Return the factors of every matrix and convolution if they are smaller than the tensor, else the tensor."""
     return {name: _factors(tensor, energy) or tensor for name, tensor in weights.items()}
 
 
-def added(weights: Weights, update: Value) -> Weights:
-    """`weights` with a compressed update on top; an update of other names or shapes is refused."""
+def apply_update(weights: Weights, update: Value) -> Weights:
+    """Return the weights plus a compressed update; raise PayloadError if names or shapes differ."""
     if not isinstance(update, Mapping) or update.keys() != weights.keys():
-        raise PayloadError("a compressed update must hold the same names as the weights that it is added to")
+        raise PayloadError("a compressed update must have the same names as the weights")
     return {name: tensor + _dense(name, update[name], tensor) for name, tensor in weights.items()}
 
 
 def rank_for(singular: Tensor, energy: float) -> int:
-    """The smallest r with sum_{i <= r} sigma_i^2 >= energy * sum_i sigma_i^2; 0 only where all are 0."""
-    held = singular.double().square().cumsum(0)
-    if not len(held) or held[-1] == 0:
+    """Return the smallest r with sum_{i <= r} sigma_i^2 >= energy * sum_i sigma_i^2; 0 only if all are 0."""
+    energies = singular.double().square().cumsum(0)
+    if not len(energies) or energies[-1] == 0:
         return 0
-    return int((held < energy * held[-1]).sum()) + 1
+    return int((energies < energy * energies[-1]).sum()) + 1
 
 
 def _factors(tensor: Tensor, energy: float) -> dict[str, Value] | None:
-    """U, sigma and V of a matrix at the rank that `energy` asks for, unless sending it whole is no more."""
-    if tensor.ndim not in (2, 4) or not tensor.is_floating_point():  # vectors and embeddings travel whole
+    """Return U, sigma and V of a matrix at the rank for `energy`; None if they are not smaller than the matrix."""
+    if tensor.ndim not in (2, 4) or not tensor.is_floating_point():  # vectors are not compressed
         return None
     matrix = tensor.reshape(len(tensor), -1)  # a convolution [o, i, a, b] as o x (i a b)
     m, n = matrix.shape
@@ -47,6 +47,7 @@ def _factors(tensor: Tensor, energy: float) -> dict[str, Value] | None:
 
 
 def _dense(name: str, part: Value, like: Tensor) -> Tensor:
+    """Return the full tensor of a possibly compressed update."""
     if isinstance(part, Tensor) and part.shape == like.shape:
         return part
     if isinstance(part, Mapping) and part.keys() == {"left", "singular", "right"} and like.ndim in (2, 4):

@@ -17,35 +17,36 @@ from polyfed.core import Client, Cohort, Method, Needs, Payload, Reply, Sends, S
 from polyfed.core.averaging import WeightedMean
 from polyfed.core.client import weights_of
 from polyfed.core.schema import ScalarField, TreeField
-from polyfed.methods.fedkd.low_rank import added, compressed
+from polyfed.methods.fedkd.low_rank import apply_update, compress
 from polyfed.training.losses import kl_divergence
 from polyfed.training.multi_module import clip_each
 
-LEAST_SCALE = 1e-8  # of what divides the distillation losses: where nothing is left to learn it would be 0
+MIN_SCALE = 1e-8  # lower bound of the divisor of the distillation losses
 
 
 @register("fedkd")
 @dataclass(frozen=True)
 class FedKD(Method):
-    """FedKD: a private mentor and a small shared mentee teach each other; the mentee's updates travel compressed.
+    """FedKD: a private mentor and a small shared mentee teach each other; updates of the mentee are compress.
 
-    Released implementations keep rank 0 where all singular values are needed, so that whole layers travel as zeros,
-    factorise weights instead of updates and kernels over their last two axes; none of this is done here: the rank is
-    the smallest that keeps the energy, a kernel is a matrix of its outputs, and what would grow is sent as it is.
-    Where the mentee's features have another width the learned map M is rectangular. Clients that were in the last
-    round receive the compressed update, others the whole mentee. All mentees are equal at the start of a round,
-    because the server moves its own by the compressed update as well. Both models are run once per batch, in
-    training mode; a last batch of one sample, which a mentee with BatchNorm cannot be trained on, trains the mentor
-    alone. Attention maps, which the paper compares between transformers, are not used.
+    Released implementations choose rank 0 where all singular values are needed, so that whole layers are sent as
+    zeros, and factorise weights instead of updates and kernels over their last two axes. Here the rank is the
+    smallest that preserves the energy, a kernel is a matrix with one row per output channel, and a tensor is sent
+    uncompressed if factors would be larger. If mentor and mentee differ in feature width, the learned map M is
+    rectangular. Clients that took part in the previous round receive the compressed update, other clients the whole
+    mentee. All mentees are equal at the start of a round, because the server applies the compressed update as well.
+    Both models run once per batch in training mode. A last batch of one sample, on which a mentee with BatchNorm
+    cannot be trained, trains the mentor only. The paper also compares attention maps of transformers, which is not
+    implemented.
     """
 
-    energy_start: Annotated[float, Interval(gt=0, le=1)] = 0.95  # share of squared singular values kept at first
-    energy_end: Annotated[float, Interval(gt=0, le=1)] = 0.98  # the same in the last round; linear in between
-    clip_norm: Annotated[float, Gt(0)] | None = 10.0  # largest gradient norm per model and M; none: train.clip_norm
-    weights: Literal["uniform", "samples"] = "uniform"  # how clients count in the mean
-    auxiliary: str | None = None  # architecture of the mentee; none: that of the smallest client model
-    gradient_through_scale: bool = False  # as released: distillation is also lowered by raising the losses in s
-    kl_reduction: Literal["batchmean", "mean"] = "batchmean"  # mean: the divided divergence of a popular library
+    energy_start: Annotated[float, Interval(gt=0, le=1)] = 0.95  # initial share of squared singular values
+    energy_end: Annotated[float, Interval(gt=0, le=1)] = 0.98  # share in the last round; linear in between
+    clip_norm: Annotated[float, Gt(0)] | None = 10.0  # maximum gradient norm per model and M; null: train.clip_norm
+    weights: Literal["uniform", "samples"] = "uniform"  # weights of clients in the mean: equal, or by samples
+    auxiliary: str | None = None  # architecture of the mentee; none: the smallest client model
+    gradient_through_scale: bool = False  # as released: gradients also flow through the scale s
+    kl_reduction: Literal["batchmean", "mean"] = "batchmean"  # mean: also divide by the number of classes
 
     needs = Needs()
     sends = Sends(
@@ -56,31 +57,33 @@ class FedKD(Method):
     def init(self, server: Server) -> None:
         server.state["mentee"] = weights_of(server.build(self.auxiliary or server.smallest.spec))
         server.state["update"] = {}
-        server.state["called"] = {}  # the last round of every client
+        server.state["called"] = {}  # last round of every client
 
     def round(self, server: Server, cohort: Cohort) -> None:
         before, called = server.memory.weights("mentee"), server.memory.weights("called")
         energy = self.energy(server.round / server.rounds)
         shared: Reply = {"auxiliary": self.auxiliary or server.smallest.spec, "energy": energy}
         mean = WeightedMean()
-        for k, got in cohort.stream(self.train, shared=shared, each={k: self.news(server, k) for k in cohort.ids}):
-            mean.add(added(before, got["update"]), got.number("samples") if self.weights == "samples" else 1.0)
+        each = {k: self.download(server, k) for k in cohort.ids}
+        for k, reply in cohort.stream(self.train, shared=shared, each=each):
+            weight = reply.number("samples") if self.weights == "samples" else 1.0
+            mean.add(apply_update(before, reply["update"]), weight)
             called[k] = torch.tensor(server.round)
         after = mean.result(before)  # w + mean_k of the updates
-        update = compressed({name: after[name] - before[name] for name in before}, energy)
-        server.state = {"mentee": added(before, update), "update": update, "called": called}
+        update = compress({name: after[name] - before[name] for name in before}, energy)
+        server.state = {"mentee": apply_update(before, update), "update": update, "called": called}
 
     def energy(self, progress: float) -> float:
-        """T(t) = T_start + (T_end - T_start) t / T_rounds."""
+        """Return T(t) = T_start + (T_end - T_start) t / T_rounds."""
         return self.energy_start + (self.energy_end - self.energy_start) * progress
 
-    def news(self, server: Server, client: str) -> Reply:
-        """The last update for those who hold what it is added to; on first contact or after an absence, all."""
+    def download(self, server: Server, client: str) -> Reply:
+        """Return the last update for a client of the previous round, or the whole mentee for any other client."""
         last = server.memory.weights("called").get(client)
-        follows = last is not None and int(last) == server.round - 1
+        up_to_date = last is not None and int(last) == server.round - 1
         return {
-            "mentee": {} if follows else server.state["mentee"],
-            "update": server.state["update"] if follows else {},
+            "mentee": {} if up_to_date else server.state["mentee"],
+            "update": server.state["update"] if up_to_date else {},
         }
 
     @step(
@@ -93,9 +96,9 @@ class FedKD(Method):
         up={"update": TreeField(), "samples": ScalarField(least=0)},
     )
     def train(self, client: Client, msg: Payload) -> Reply:
-        held = msg.weights("mentee") or added(client.memory.weights("mentee"), msg["update"])
+        received = msg.weights("mentee") or apply_update(client.memory.weights("mentee"), msg["update"])
         mentor, mentee = client.model, client.build(msg.text("auxiliary"))
-        client.load(held, into=mentee)
+        client.load(received, into=mentee)
         hidden = self.hidden_map(client, mentee.feature_dim)
 
         def loss(x: Tensor, y: Tensor) -> Tensor | tuple[Tensor, ...]:
@@ -112,24 +115,24 @@ class FedKD(Method):
             clip_norm=None,
             adjust=clip_each(self.clip_norm or client.settings.clip_norm, mentor, mentee, hidden),
         )
-        client.state = {"mentee": held, "map": weights_of(hidden)}
-        update = {name: tensor - held[name] for name, tensor in weights_of(mentee).items()}
-        return {"update": compressed(update, msg.number("energy")), "samples": len(client.train)}
+        client.state = {"mentee": received, "map": weights_of(hidden)}
+        update = {name: tensor - received[name] for name, tensor in weights_of(mentee).items()}
+        return {"update": compress(update, msg.number("energy")), "samples": len(client.train)}
 
     def losses(self, z: Tensor, z_w: Tensor, f: Tensor, mapped: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        """Mentor: CE(z) + L_d + L_h. Mentee: CE(z_w) + L_d^w + L_h. Each model is moved by its own loss only.
+        """Return CE(z), CE(z_w), L_d, L_d^w and L_h. Every model is trained by its own losses only.
 
-        L_h = MSE(f, M f_w) / s is there once: it moves the mentor through f, the mentee and M through M f_w.
+        L_h = MSE(f, M f_w) / s trains the mentor through f, and the mentee and M through M f_w.
         """
         ce, ce_w = F.cross_entropy(z, y), F.cross_entropy(z_w, y)
-        s = (ce + ce_w).clamp(min=LEAST_SCALE)
+        s = (ce + ce_w).clamp(min=MIN_SCALE)
         s = s if self.gradient_through_scale else s.detach()
         l_d = kl_divergence(z_w.detach(), z, reduction=self.kl_reduction) / s
         l_d_w = kl_divergence(z.detach(), z_w, reduction=self.kl_reduction) / s
         return ce, ce_w, l_d, l_d_w, F.mse_loss(f, mapped) / s
 
     def hidden_map(self, client: Client, width: int) -> nn.Linear:
-        """M: features of the mentee to the width of the mentor's. It stays with the client."""
+        """Return M, the map from features of the mentee to features of the mentor. It stays at the client."""
         with rng.seeded(client.seed, "map", client.name):
             hidden = nn.Linear(width, client.model.feature_dim, bias=False)
         if "map" in client.state:

@@ -27,28 +27,28 @@ from polyfed.training.samples import EVALUATION_BATCH
 @register("fedtype")
 @dataclass(frozen=True)
 class FedType(Method):
-    """FedType: a small proxy is shared; it learns from the private model's outputs, which learns from its label sets.
+    """FedType: a small proxy model is shared. It distils from the private model, which learns from its label sets.
 
-    The private model's ranking loss is a reconstruction of what the paper describes. In the released code it is made
-    of the proxy's detached outputs alone, so that it moves nothing, and its sign is turned round;
-    `ranking_without_effect` gives that: numbers made with it measure the path from private model to proxy only. Sets
-    are calibrated on held-out samples, which the released code trains on too, so that it cannot promise their
-    coverage; where a tenth of a client's samples is too few to hold out, its training samples are used here as well,
-    and the run records a warning. The divergence is not divided by the number of classes (`kl_reduction: mean` does).
-    Private model and proxy take turns by local epochs, each with an optimiser of its own for the turn.
+    The ranking loss of the private model is a reconstruction of the paper's description. In the released code it uses
+    only detached outputs of the proxy, so it has no gradient, and its sign is reversed; `ranking_without_effect`
+    reproduces that, and results with it measure only the path from private model to proxy. Label sets are calibrated
+    on held-out samples. The released code also trains on them, so it cannot guarantee their coverage. If a client has
+    too few samples to hold out a tenth, its training samples are used here as well, and the run records a warning.
+    The divergence is not divided by the number of classes (`kl_reduction: mean` does that). Private model and proxy
+    alternate by local epochs, each with a new optimiser.
     """
 
-    auxiliary: str | None = None  # architecture of the proxy; none: that of the smallest client model
-    coverage: Annotated[float, Interval(gt=0, lt=1)] = 0.9  # share of samples whose set shall hold the right label
-    free_ranks: int = 5  # k_reg, labels that a set may hold without penalty; at most one fewer than there are
-    proxy_penalty: float = 0.5  # lambda_0, on every further label in a set of the proxy; grows when accuracy falls
+    auxiliary: str | None = None  # architecture of the proxy; none: the smallest client model
+    coverage: Annotated[float, Interval(gt=0, lt=1)] = 0.9  # probability that a set has the true label
+    free_ranks: int = 5  # k_reg, set size without penalty; at most one fewer than there are classes
+    proxy_penalty: float = 0.5  # lambda_0, penalty per further label in sets of the proxy; grows when accuracy falls
     private_penalty: float = 1.0  # the same for sets of the private model
-    margin: float = 0.0  # by which the ranking loss wants labels in the proxy's set above the others
+    margin: float = 0.0  # margin of the ranking loss between labels in the set of the proxy and calibration
     temperature: Annotated[float, Gt(0)] = 1.0  # T of the divergence, which is multiplied by T^2
-    calibration_fraction: Annotated[float, Interval(gt=0, lt=1)] = 0.1  # share of a client's training samples
-    calibration_minimum: int = 20  # with fewer held-out samples than this, the training samples calibrate
-    kl_reduction: Literal["batchmean", "mean"] = "batchmean"  # mean: the divided divergence of the released code
-    ranking_without_effect: bool = False  # a fault of the released code: nothing comes back to the private model
+    calibration_fraction: Annotated[float, Interval(gt=0, lt=1)] = 0.1  # held-out share of the training samples
+    calibration_minimum: int = 20  # with fewer held-out samples, the training samples are used to calibrate
+    kl_reduction: Literal["batchmean", "mean"] = "batchmean"  # mean: divide by the number of classes too, as released
+    ranking_without_effect: bool = False  # reproduce a fault of the released code: no gradient to the private model
 
     needs = Needs()
     sends = Sends(
@@ -60,33 +60,33 @@ class FedType(Method):
         server.state["proxy"] = weights_of(server.build(self.auxiliary or server.smallest.spec))
 
     def round(self, server: Server, cohort: Cohort) -> None:
-        few = [profile.name for profile in server.roster if not self.held_out(profile.samples)]
-        if few and server.round == 1:
-            server.record("warning", message="label sets are calibrated on training samples", clients=few)
+        small = [profile.name for profile in server.roster if not self.held_out(profile.samples)]
+        if small and server.round == 1:
+            server.record("warning", message="label sets are calibrated on training samples", clients=small)
         mean = WeightedMean()
         shared = {"auxiliary": self.auxiliary or server.smallest.spec, "proxy": server.state["proxy"]}
-        for _, got in cohort.stream(self.train, shared=shared):
-            mean.add(got.weights("proxy"), 1.0)
+        for _, reply in cohort.stream(self.train, shared=shared):
+            mean.add(reply.weights("proxy"), 1.0)
         server.state["proxy"] = mean.result(server.memory.weights("proxy"))  # w <- mean_k w_k
 
     @step(down={"auxiliary": ScalarField("text"), "proxy": TreeField()}, up={"proxy": TreeField(like="proxy")})
     def train(self, client: Client, msg: Payload) -> Reply:
         proxy = client.build(msg.text("auxiliary"))
         client.load(msg.weights("proxy"), into=proxy)
-        train, others = self.split(client)
+        train, calibration = self.split(client)
         epochs = client.settings.epochs if client.settings.steps is None else 1
         for epoch in range(epochs):
-            self.train_private(client, proxy, train, others, epoch)
+            self.train_private(client, proxy, train, calibration, epoch)
             self.train_proxy(client, proxy, train, epoch)
         return {"proxy": weights_of(proxy)}
 
     def held_out(self, samples: int) -> int:
-        """How many of a client's samples are kept from training to calibrate on; 0 where they would be too few."""
+        """Return how many samples of a client are held out for calibration; 0 if they would be too few."""
         count = int(self.calibration_fraction * samples)
         return count if count >= self.calibration_minimum else 0
 
     def split(self, client: Client) -> tuple[Samples, Samples]:
-        """Samples to train on and to calibrate on, the same in every round; all for both where there are few."""
+        """Return samples for training and for calibration, the same in every round; all for both if there are few."""
         count = self.held_out(len(client.train))
         if not count:
             return client.train, client.train
@@ -95,53 +95,56 @@ class FedType(Method):
         order = client.memory.tensor("order")
         return client.train.subset(order[count:].sort().values), client.train.subset(order[:count])
 
-    def train_private(self, client: Client, proxy: nn.Module, train: Samples, others: Samples, epoch: int) -> None:
-        """(a) CE(z) + c R: labels in the proxy's set shall be above those outside it, as far as the sets agree."""
+    def train_private(
+        self, client: Client, proxy: nn.Module, train: Samples, calibration: Samples, epoch: int
+    ) -> None:
+        """(a) Train on CE(z) + c R: rank labels in the set of the proxy above others; c is the agreement of sets."""
         stream = client.stream(f"sets {epoch}")
-        right = [torch.zeros(())]
+        correct = [torch.zeros(())]
 
         with frozen(proxy):
-            theirs = self.calibrated(proxy, others, self.raised_penalty(client), stream)
-            ours = self.calibrated(client.model, others, self.private_penalty, stream)
+            proxy_rule = self.calibrated(proxy, calibration, self.raised_penalty(client), stream)
+            private_rule = self.calibrated(client.model, calibration, self.private_penalty, stream)
 
             def loss(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
                 z, z_w = client.model(x), proxy(x)
-                right.append((z.argmax(1) == y).sum())
-                preferred = theirs.sets(z_w, stream)  # S_w
-                agreed = consensus(ours.sets(z.detach(), stream), preferred).mean()  # c
+                correct.append((z.argmax(1) == y).sum())
+                preferred = proxy_rule.sets(z_w, stream)  # S_w
+                agreement = consensus(private_rule.sets(z.detach(), stream), preferred).mean()  # c
                 ranked = z.detach() if self.ranking_without_effect else z
-                return F.cross_entropy(z, y), agreed * ranking_loss(ranked, preferred, self.margin).mean()
+                return F.cross_entropy(z, y), agreement * ranking_loss(ranked, preferred, self.margin).mean()
 
-            done = self.turn(client, loss, client.model, train, f"private {epoch}")
-        if done.samples:
-            accuracy = float(torch.stack(right).sum()) / done.samples
-            before = client.memory.number("accuracy") if "accuracy" in client.state else accuracy
-            client.state |= {"accuracy": accuracy, "fell": max(0.0, before - accuracy)}
+            result = self.train_turn(client, loss, client.model, train, f"private {epoch}")
+        if result.samples:
+            accuracy = float(torch.stack(correct).sum()) / result.samples
+            previous = client.memory.number("accuracy") if "accuracy" in client.state else accuracy
+            client.state |= {"accuracy": accuracy, "fell": max(0.0, previous - accuracy)}
 
     def train_proxy(self, client: Client, proxy: nn.Module, train: Samples, epoch: int) -> None:
-        """(b) CE(z_w) + T^2 KL(sg[softmax z/T] || softmax z_w/T)."""
+        """(b) Train on CE(z_w) + T^2 KL(sg[softmax z/T] || softmax z_w/T)."""
 
         def loss(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
             z_w = proxy(x)
-            pull = kl_divergence(client.model(x), z_w, temperature=self.temperature, reduction=self.kl_reduction)
-            return F.cross_entropy(z_w, y), pull
+            target = client.model(x)
+            divergence = kl_divergence(target, z_w, temperature=self.temperature, reduction=self.kl_reduction)
+            return F.cross_entropy(z_w, y), divergence
 
         with frozen(client.model):
-            self.turn(client, loss, proxy, train, f"proxy {epoch}")
+            self.train_turn(client, loss, proxy, train, f"proxy {epoch}")
 
     def raised_penalty(self, client: Client) -> float:
-        """lambda_0 + (1 - lambda_0) a, where training accuracy fell by a in the last epoch."""
+        """Return lambda_0 + (1 - lambda_0) a, where a is the drop of training accuracy in the last epoch."""
         fell = client.memory.number("fell") if "fell" in client.state else 0.0
         return self.proxy_penalty + (1 - self.proxy_penalty) * fell
 
-    def turn(self, client: Client, loss: Loss, model: nn.Module, train: Samples, purpose: str) -> Fit:
-        """One epoch, or the steps of the config where it counts by them."""
+    def train_turn(self, client: Client, loss: Loss, model: nn.Module, train: Samples, purpose: str) -> Fit:
+        """Train for one epoch, or for `train.steps` steps if the config sets them."""
         return client.fit(
             loss, samples=train, modules=[model], epochs=1, steps=client.settings.steps, purpose=purpose
         )
 
     def calibrated(self, model: nn.Module, samples: Samples, penalty: float, stream: torch.Generator) -> Conformal:
-        """The rule from a model's logits to sets of labels."""
+        """Return the calibrated rule from logits of a model to sets of labels."""
         with frozen(model):
             z = torch.cat([model(x) for x, _ in samples.batches(EVALUATION_BATCH)])
         return calibrated(

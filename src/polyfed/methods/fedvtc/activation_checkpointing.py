@@ -7,7 +7,7 @@ import contextlib
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from polyfed.training.batchnorm import statistics_kept
+from polyfed.training.batchnorm import frozen_statistics
 
 
 def checkpointed(module: nn.Module, x: Tensor) -> Tensor:
@@ -16,6 +16,6 @@ def checkpointed(module: nn.Module, x: Tensor) -> Tensor:
     BatchNorm updates its running statistics in the first pass only. Dropout uses the same mask in both passes.
     """
     y: Tensor = checkpoint(
-        module, x, use_reentrant=False, context_fn=lambda: (contextlib.nullcontext(), statistics_kept(module))
+        module, x, use_reentrant=False, context_fn=lambda: (contextlib.nullcontext(), frozen_statistics(module))
     )
     return y

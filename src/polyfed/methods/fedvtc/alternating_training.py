@@ -13,7 +13,7 @@ from torch import Tensor
 
 from polyfed.core import Client
 from polyfed.methods.fedvtc.variational_bound import VariationalBound
-from polyfed.training.batchnorm import statistics_kept
+from polyfed.training.batchnorm import frozen_statistics
 from polyfed.training.multi_module import frozen
 
 
@@ -25,7 +25,7 @@ def train_model(client: Client, bound: VariationalBound, epoch: int) -> None:
     def loss(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         z = bound.forward(backbone, x)
         decoded = bound.decode(z, sigma, noise)  # x'
-        with statistics_kept(client.model):  # BatchNorm tracks real images only
+        with frozen_statistics(client.model):  # BatchNorm tracks real images only
             re_encoded = bound.forward(backbone, decoded) if bound.matching else None
         return F.cross_entropy(head(z), y), bound.loss(x, y, z, sigma, decoded, re_encoded)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from polyfed.core.codec import decode, encode
 from polyfed.errors import PayloadError
-from polyfed.methods.fedkd.low_rank import added, compressed, rank_for
+from polyfed.methods.fedkd.low_rank import apply_update, compress, rank_for
 
 
 def numbers(value: Any) -> int:
@@ -23,9 +23,9 @@ def numbers(value: Any) -> int:
 
 def restored(tensor: Tensor, energy: float) -> tuple[Tensor, int]:
     """A tensor after compression, a journey as bytes, and reconstruction; and how many numbers travelled."""
-    sent = compressed({"w": tensor}, energy)
+    sent = compress({"w": tensor}, energy)
     arrived = decode(encode({"update": sent}).data)["update"]
-    return added({"w": torch.zeros_like(tensor)}, arrived)["w"], numbers(sent["w"])
+    return apply_update({"w": torch.zeros_like(tensor)}, arrived)["w"], numbers(sent["w"])
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -128,5 +128,5 @@ FACTORS = {"left": torch.ones(4, 1), "singular": torch.ones(1), "right": torch.o
 )
 def test_what_does_not_fit_is_refused(update: Any, said: str) -> None:
     with pytest.raises(PayloadError, match=said):
-        added({"w": torch.zeros(4, 5)}, update)
-    assert torch.equal(added({"w": torch.zeros(4, 5)}, {"w": FACTORS})["w"], torch.ones(4, 5))
+        apply_update({"w": torch.zeros(4, 5)}, update)
+    assert torch.equal(apply_update({"w": torch.zeros(4, 5)}, {"w": FACTORS})["w"], torch.ones(4, 5))
