@@ -81,7 +81,7 @@ class Script:
         folder = self.out / f"{rounds}-{name.replace(' ', '-').replace(',', '')}"
         axes = [f"rounds={rounds}", f"evaluate.every={rounds}", "engine.name=serial", *overrides, *self.more]
         command = pages.sweep(PRESET, axes, seeds=self.seeds, out=folder, jobs=self.jobs)
-        return command, sorted(pages.finished([folder]), key=lambda run: int(run.config["seed"]))
+        return command, sorted(pages.finished_runs([folder]), key=lambda run: int(run.config["seed"]))
 
     def part(self, title: str, rows: Mapping[str, Sequence[str]], rounds: int, local: Sequence[Run] = ()) -> str:
         """Return a section with one row per setting, compared with local training."""
@@ -89,9 +89,9 @@ class Script:
         baseline = local or done["local"][1]
         cells = [row(name, runs, baseline) for name, (_, runs) in done.items()]
         head = ["method", "global, %", "vs. local", "personal, %", "vs. local", "global before fine-tuning, %"]
-        table = pages.plain_table([*head, "personal before fine-tuning, %", "traffic, MiB", "seconds"], cells)
+        table = pages.markdown_table([*head, "personal before fine-tuning, %", "traffic, MiB", "seconds"], cells)
         each = [each_seed(name, run) for name, (_, runs) in done.items() for run in runs]
-        seeds = pages.plain_table(["method", "seed", "global, %", "personal, %", "state_hash"], each)
+        seeds = pages.markdown_table(["method", "seed", "global, %", "personal, %", "state_hash"], each)
         commands = [command for command, _ in done.values()]
         return pages.section(title, table, "Single runs:", seeds, commands=commands)
 
@@ -110,11 +110,15 @@ def row(name: str, runs: Sequence[Run], local: Sequence[Run]) -> list[str]:
         values = [v for run in runs if (v := accuracy(run, kind)) is not None]
         usual = [v for run in local if (v := accuracy(run, kind)) is not None]
         gains = [a - b for a, b in zip(values, usual, strict=True)]
-        cells += [pages.spread(values, 1), pages.spread(gains, 1, sign=True)]
+        cells += [pages.mean_and_std(values, 1), pages.mean_and_std(gains, 1, sign=True)]
     for kind in ("global", "personal"):
-        cells.append(pages.spread([v for run in runs if (v := accuracy(run, kind, "untuned")) is not None], 1))
+        cells.append(pages.mean_and_std([v for run in runs if (v := accuracy(run, kind, "untuned")) is not None], 1))
     traffic = [(run.result["bytes"]["up"] + run.result["bytes"]["down"]) / MIB for run in runs]
-    return [*cells, pages.spread(traffic, 1), pages.spread([run.result["seconds"]["total"] for run in runs], 0)]
+    return [
+        *cells,
+        pages.mean_and_std(traffic, 1),
+        pages.mean_and_std([run.result["seconds"]["total"] for run in runs], 0),
+    ]
 
 
 def each_seed(name: str, run: Run) -> list[str]:

@@ -1,6 +1,6 @@
-"""What the scripts that write docs/results share: sweeps that skip finished runs, tables of run folders, notes.
+"""Shared functions of the scripts that write docs/results: sweeps, tables and pages.
 
-A page is written from run folders alone; what is to be read from it stands beside it, in PAGE.notes.md, by hand.
+A page is written from run folders. Its conclusions are written by hand, in PAGE.notes.md.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from polyfed.runs.folder import RunFolder
 
 DOCS = Path(__file__).parent.parent / "docs" / "results"
 CAPTION = (
-    "CPU-sized settings: not comparable with any published number. *Final* is the last round, *best* the best round, "
-    "chosen on test data. *Personal*: each client on its own held-out share. *Global*: each client on the common "
-    "test set. Seconds are of runs that shared two cores, two at a time: compare them with each other only."
+    "CPU-sized settings: not comparable with published numbers. *Final* is the last round, *best* the best round, "
+    "chosen on test data. *Personal*: each client on its own held-out data. *Global*: each client on the common "
+    "test set. Seconds are from two runs at a time on two cores: compare them with each other only."
 )
 
 
 def sweep(
     preset: str, axes: Sequence[str], *, seeds: str, out: Path, jobs: str = "2", private: Sequence[str] = ()
 ) -> str:
-    """Run what is not yet finished of a grid; the command, to be shown on the page.
+    """Run the unfinished runs of a sweep, and return its command for the page.
 
-    `private` are overrides that belong to this machine (where data lies): used, but not shown.
+    `private` are overrides that only hold on this machine, such as the folder of a dataset. The page does not show them.
     """
     ending = ["--seeds", seeds, "--out", str(out), "--jobs", jobs]
     command = [sys.executable, "-m", "polyfed", "sweep", preset, *axes, *private, *ending, "--quiet"]
@@ -37,40 +37,40 @@ def sweep(
     return shlex.join(["polyfed", "sweep", preset, *axes, *ending])
 
 
-def labelled(folders: Iterable[Path], label: Callable[[Mapping[str, Any]], str]) -> list[dict[str, Any]]:
-    """The finished runs below some folders, each under the name that its config gets: one method's variants apart."""
-    return [{**run.result, "method": label(run.config)} for run in finished(folders)]
+def labelled_runs(folders: Iterable[Path], label: Callable[[Mapping[str, Any]], str]) -> list[dict[str, Any]]:
+    """Return the results of finished runs, with a method name that tells variants of a method apart."""
+    return [{**run.result, "method": label(run.config)} for run in finished_runs(folders)]
 
 
-def finished(folders: Iterable[Path]) -> list[Run]:
-    """The finished runs below some folders; one that is not finished is an error, for the page would leave it out."""
-    runs, skipped = load_runs(folders)
-    if skipped:
-        raise SystemExit("\n".join(skipped))
+def finished_runs(folders: Iterable[Path]) -> list[Run]:
+    """Return the finished runs in some folders. Exit if a run is not finished: the page would lack it."""
+    runs, unfinished = load_runs(folders)
+    if unfinished:
+        raise SystemExit("\n".join(unfinished))
     return runs
 
 
-def table(sources: Iterable[Path | Mapping[str, Any]], **options: Any) -> str:
-    """Runs side by side as Markdown; `options` are those of polyfed.comparison.compare."""
+def comparison_table(sources: Iterable[Path | Mapping[str, Any]], **options: Any) -> str:
+    """Return a Markdown table that compares runs; `options` are those of polyfed.comparison.compare."""
     compared: Comparison = compare(sources, **options)
     return compared.to("md").rstrip() + "\n"
 
 
 def section(title: str, *parts: str, commands: Sequence[str] = ()) -> str:
-    """A headed part of a page: the commands that made its runs, then what they gave."""
+    """Return a section of a page: its commands, then its parts."""
     shown = ["```", *commands, "```", ""] if commands else []
     return "\n".join([f"## {title}", "", *shown, *(part.rstrip() + "\n" for part in parts)])
 
 
 def versions(folder: Path) -> str:
-    """What the runs below a folder were made with."""
+    """Return the versions of the software that the runs in a folder were made with."""
     first = next(iter(sorted(folder.rglob("config.yaml"))))
-    found = RunFolder(first.parent).config()["versions"]
-    return f"Versions: {', '.join(f'{name} {value}' for name, value in found.items())}."
+    recorded = RunFolder(first.parent).config()["versions"]
+    return f"Versions: {', '.join(f'{name} {value}' for name, value in recorded.items())}."
 
 
-def plain_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table of words; numbers come formatted."""
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table of formatted cells."""
     lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
@@ -82,16 +82,16 @@ def grid(
     columns: Sequence[str],
     read: Callable[[Mapping[str, Any]], float],
 ) -> str:
-    """One number per method and setting as a Markdown table: mean ± sample deviation over the runs of a cell."""
+    """Return a Markdown table of one number by row and column: mean ± sample standard deviation over runs."""
     cells: dict[str, dict[str, list[float]]] = {}
     for run in runs:
         cells.setdefault(row(run), {}).setdefault(column(run), []).append(read(run.result))
-    rows = [[name, *(spread(found.get(c, [])) for c in columns)] for name, found in sorted(cells.items())]
-    return plain_table(["method", *columns], rows)
+    rows = [[name, *(mean_and_std(values.get(c, [])) for c in columns)] for name, values in sorted(cells.items())]
+    return markdown_table(["method", *columns], rows)
 
 
-def spread(values: Sequence[float], digits: int = 2, *, sign: bool = False) -> str:
-    """Mean ± sample deviation; a dash for nothing. With `sign`, a gain shows its plus."""
+def mean_and_std(values: Sequence[float], digits: int = 2, *, sign: bool = False) -> str:
+    """Format mean ± sample standard deviation, or a dash without values. With `sign`, positive means have a plus."""
     if not values:
         return "-"
     deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
@@ -103,7 +103,7 @@ def personal_final(result: Mapping[str, Any]) -> float:
 
 
 def write(name: str, *parts: str) -> Path:
-    """Write docs/results/NAME.md from its parts and, last, from its notes."""
+    """Write docs/results/NAME.md from its parts, followed by its notes."""
     page = DOCS / f"{name}.md"
     notes = DOCS / f"{name}.notes.md"
     last = [section("What to read from it", notes.read_text())] if notes.exists() else []

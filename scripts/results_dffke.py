@@ -117,7 +117,7 @@ class Script:
             self.sweep(name, preset, []),
             self.sweep(f"{name}-others", preset, [f"method={BASELINES}", f"train.epochs={BASELINE_EPOCHS}"]),
         ]
-        table = pages.table([self.out / name, self.out / f"{name}-others"])
+        table = pages.comparison_table([self.out / name, self.out / f"{name}-others"])
         return pages.section(title, table, commands=commands)
 
     def ablation(self, name: str) -> str:
@@ -128,7 +128,7 @@ class Script:
         for label, overrides in variants.items():
             folders[label] = f"{name}/{label.replace(' ', '-').replace(',', '')}"
             commands.append(self.sweep(folders[label], "dffke-digits", overrides))
-        runs = {label: pages.finished([self.out / folder]) for label, folder in folders.items()}
+        runs = {label: pages.finished_runs([self.out / folder]) for label, folder in folders.items()}
         words = f"The paper: {claim}"
         return pages.section(f"Ablation on digits: {heading}", words, variants_table(runs), commands=commands[1:])
 
@@ -142,8 +142,8 @@ def variants_table(runs: Mapping[str, Sequence[Run]]) -> str:
             for kind, which in (("global", "final"), ("global", "best"), ("personal", "final"))
         ]
         seconds = [float(run.result["seconds"]["total"]) for run in finished]
-        rows.append([label, *(pages.spread(values) for values in accuracy), pages.spread(seconds, 0)])
-    return pages.plain_table(["variant", "global, final", "global, best", "personal, final", "seconds"], rows)
+        rows.append([label, *(pages.mean_and_std(values) for values in accuracy), pages.mean_and_std(seconds, 0)])
+    return pages.markdown_table(["variant", "global, final", "global, best", "personal, final", "seconds"], rows)
 
 
 def main() -> None:

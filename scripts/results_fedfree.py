@@ -93,7 +93,7 @@ def main() -> None:
             pages.sweep(preset, [f"method={BASELINES}", *overrides], out=others / name, **runs),
             pages.sweep(preset, ["method=fedfree", *overrides], out=chosen.out / name, **runs),
         ]
-        table = pages.table([others / name, chosen.out / name])
+        table = pages.comparison_table([others / name, chosen.out / name])
         parts.append(pages.section(title, table, commands=commands))
         if name == "digits":
             parts += [ablation(chosen.out, heading, chosen.seeds, chosen.jobs) for heading in ABLATIONS]
@@ -116,8 +116,8 @@ def ablation(out: Path, heading: str, seeds: str, jobs: str) -> str:
         folders[label] = out / "ablations" / label.replace(": ", "-").replace(", ", "-").replace(" ", "-")
         axes = overrides if label.startswith("fedfree-") else ["method=fedfree", *overrides]
         commands.append(pages.sweep("quickstart", axes, seeds=seeds, out=folders[label], jobs=jobs))
-    rows = [{**run.result, "method": label} for label, at in folders.items() for run in pages.finished([at])]
-    return pages.section(f"Ablation on digits: {heading}", claim, pages.table(rows), commands=commands)
+    rows = [{**run.result, "method": label} for label, at in folders.items() for run in pages.finished_runs([at])]
+    return pages.section(f"Ablation on digits: {heading}", claim, pages.comparison_table(rows), commands=commands)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Writes docs/results/fedl2g.md: FedL2G and its controls beside the other data-free methods, and its ablations.
+"""Write docs/results/fedl2g.md: FedL2G and its controls compared with other data-free methods, and its ablations.
 
     .venv/bin/python scripts/results_fedl2g.py [--jobs 2] [--out runs/results-fedl2g] [--reuse FOLDER]
 
-Runs that are finished are not run again, so it can be stopped and started. The other methods' runs are those of
-scripts/results_heterogeneous.py: `--reuse` names their folder; without it they are run here. Fashion-MNIST must be
-there: Debian's package dataset-fashion-mnist, `--root FOLDER` with its idx files, or the Hugging Face hub.
+Finished runs are not repeated, so the script can be interrupted and started again. The runs of the other methods are
+those of scripts/results_heterogeneous.py: `--reuse` names their folder; without it this script runs them.
+Fashion-MNIST must be available: Debian's package dataset-fashion-mnist, `--root FOLDER` with its idx files, or the
+Hugging Face hub.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ TITLES = {
 }
 RIVALS = ["method=local"]
 BOTH = ["method=fedl2g", "method.space=logit,feature"]
-# With 0.1, some of 100 clients would have a single one of the 1,437 samples.
-SHARES = ["data.partition.alpha=0.5", "data.partition.min_size=4"]
-# The degrees of model heterogeneity, all with features of 64 numbers.
+# With Dirichlet 0.1, some of 100 clients would have only one of the 1,437 samples.
+PARTITION = ["data.partition.alpha=0.5", "data.partition.min_size=4"]
+# The degrees of model heterogeneity, all with 64 features.
 GROUPS = {
     "1 model": "[tiny-cnn]",
     "2 models": "[tiny-cnn,tiny-resnet]",
@@ -44,12 +45,12 @@ INTRODUCTION = f"""# FedL2G: learned guiding vectors
 
 Written by `scripts/results_fedl2g.py` from its run folders; seeds 0, 1 and 2, mean and sample standard deviation over
 them. {pages.CAPTION} A tenth of FedL2G's rounds is warm-up, in which no model is trained, and every client holds
-its quiz out of its training data: it trains less than the methods beside it.
+its quiz set out of its training data: it trains less than the other methods.
 """
 
 
 def label(config: Mapping[str, Any]) -> str:
-    """One variant of FedL2G, or another method by its name."""
+    """Return the name of a variant of FedL2G, or of another method."""
     method = config["method"]
     if method["name"] != "fedl2g":
         return str(method["name"])
@@ -60,7 +61,7 @@ def label(config: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Script:
-    """Where runs go, and how they are run."""
+    """The output folder and settings of all runs."""
 
     out: Path
     seeds: str
@@ -75,18 +76,16 @@ class Script:
             preset, [*axes, *self.more], seeds=self.seeds, out=self.out / name, jobs=self.jobs, private=private
         )
 
-    def beside_others(
-        self, name: str, preset: str, overrides: Sequence[str], variants: Sequence[Sequence[str]]
-    ) -> str:
-        """FedL2G and its controls with all other methods in one table."""
+    def comparison(self, name: str, preset: str, overrides: Sequence[str], variants: Sequence[Sequence[str]]) -> str:
+        """Return a table of FedL2G, its controls and all other methods."""
         commands = [self.sweep(name, preset, "method=fedl2g", *variant, *overrides) for variant in variants]
         folders = [self.out / name]
         if self.reuse is None:
             commands.append(self.sweep(name, preset, f"method={BASELINES}", *overrides))
         else:
             folders.append(self.reuse / name)
-        runs = pages.finished(folders)
-        table = pages.table(pages.labelled(folders, label))
+        runs = pages.finished_runs(folders)
+        table = pages.comparison_table(pages.labelled_runs(folders, label))
         return pages.section(TITLES[name], table, losses(runs), commands=commands)
 
     def ablation(
@@ -99,32 +98,35 @@ class Script:
         columns: Sequence[str],
         row: Callable[[Run], str] = lambda run: label(run.config),
     ) -> str:
-        """Personal accuracy of the last round, by method and setting, under what the paper says of it."""
+        """Return the personal accuracy of the last round by method and setting, with the claim of the paper."""
         commands = [self.sweep(name, "quickstart", *several) for several in axes]
-        shown = pages.grid(pages.finished([self.out / name]), row, column, columns, pages.personal_final)
+        shown = pages.grid(pages.finished_runs([self.out / name]), row, column, columns, pages.personal_final)
         return pages.section(
             title, f"The paper: {claim}", "Personal accuracy in %, last round:", shown, commands=commands
         )
 
 
 def losses(runs: Sequence[Run]) -> str:
-    """The loss of the original task: where it ended, and by how much it rose above its least on the way."""
-    found: dict[str, list[tuple[float, float, float]]] = {}
+    """Return the last loss of the original task, and by how much it rose above its minimum before."""
+    by_method: dict[str, list[tuple[float, float, float]]] = {}
     for run in runs:
         by_round = [loss for loss in run.result["loss"]["by_round"] if loss is not None]
         rises = [rise for rise in loss_increase(by_round) if rise is not None]
         facts = (by_round[-1], sum(rises) / len(rises), float(sum(rise > 0 for rise in rises)))
-        found.setdefault(label(run.config), []).append(facts)
+        by_method.setdefault(label(run.config), []).append(facts)
     rows = [
-        [name, *(pages.spread([facts[k] for facts in several], digits) for k, digits in ((0, 3), (1, 4), (2, 1)))]
-        for name, several in sorted(found.items())
+        [
+            name,
+            *(pages.mean_and_std([facts[k] for facts in several], digits) for k, digits in ((0, 3), (1, 4), (2, 1))),
+        ]
+        for name, several in sorted(by_method.items())
     ]
     head = ["method", "last training loss", "mean loss increase", "rounds with an increase"]
     words = (
         "Loss of the original task while training, and its increase: the loss of a round minus the least so far. "
         "The paper (figures 1 and 3): FedL2G's falls without increases, FedDistill's and FedProto's do not."
     )
-    return f"{words}\n\n{pages.plain_table(head, rows)}"
+    return f"{words}\n\n{pages.markdown_table(head, rows)}"
 
 
 def setting(key: str, otherwise: object = "") -> Callable[[Run], str]:
@@ -153,8 +155,8 @@ def main() -> None:
     learned = ["method.space=logit,feature"]
     controls = ["method.guidance=frozen-random,zero"]
     parts = [
-        script.beside_others("digits", "quickstart", [], [learned, [*learned, *controls]]),
-        script.beside_others("fashion-mnist", "fashion-mnist-20", FASHION, [learned]),
+        script.comparison("digits", "quickstart", [], [learned, [*learned, *controls]]),
+        script.comparison("fashion-mnist", "fashion-mnist-20", FASHION, [learned]),
         script.ablation(
             "server-lr",
             "digits: the server's learning rate",
@@ -172,8 +174,8 @@ def main() -> None:
             "digits: more clients, Dirichlet 0.5; of 50 and 100 half are in a round",
             "table 2 (CIFAR-100): 50 clients 38.9 (logits) and 40.5 (features) against 38.8 of the best other; "
             "100 clients 36.7 and 37.9 against 36.1.",
-            [[*several, *SHARES, "clients=50,100", "participation=0.5"] for several in (RIVALS, BOTH)]
-            + [[*several, *SHARES, "clients=20"] for several in (RIVALS, BOTH)],
+            [[*several, *PARTITION, "clients=50,100", "participation=0.5"] for several in (RIVALS, BOTH)]
+            + [[*several, *PARTITION, "clients=20"] for several in (RIVALS, BOTH)],
             setting("clients"),
             ["20", "50", "100"],
         ),

@@ -1,9 +1,9 @@
-"""Writes docs/results/fedvtc.md: FedVTC beside the methods of its paper, before and after fine-tuning, and ablations.
+"""Write docs/results/fedvtc.md: FedVTC compared with the methods of its paper, the gain of fine-tuning, and ablations.
 
     .venv/bin/python scripts/results_fedvtc.py [--jobs 2] [--out runs/results-fedvtc] [--root FOLDER] [--only digits]
 
-Runs that are finished are not run again, so it can be stopped and started. Fashion-MNIST must be there: Debian's
-package dataset-fashion-mnist, `--root FOLDER` with its idx files, or the Hugging Face hub.
+Finished runs are not repeated, so the script can be interrupted and started again. Fashion-MNIST must be available:
+Debian's package dataset-fashion-mnist, `--root FOLDER` with its idx files, or the Hugging Face hub.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import pages
 from polyfed.comparison import Run
 
 BASELINES = "local,fedproto,fedtgp,fedgen,ccvr,fedtype,pfedafm"
-FEWER = "local,fedproto"  # where a run takes long
-EXTRA = 5  # rounds that the other methods get for FedVTC's five passes of fine-tuning, as in the paper
+FEWER = "local,fedproto"  # for settings with long runs
+EXTRA = 5  # additional rounds of the other methods, instead of five passes of fine-tuning, as in the paper
 MIB = 1 << 20
-# name: preset, Dirichlet, its rounds, title, the paper's claim
+# name: preset, Dirichlet, rounds, title, claim of the paper
 SETTINGS: dict[str, tuple[str, str, int, str, str]] = {
     "digits": (
         "fedvtc-digits",
@@ -49,7 +49,7 @@ SETTINGS: dict[str, tuple[str, str, int, str, str]] = {
         "FedType 40.2, pFedAFM 40.5, FedVTC 51.7 (before fine-tuning 41.6).",
     ),
 }
-# the ablations on digits: what is swept beyond FedVTC as the preset has it
+# the ablations on digits: options that differ from the preset
 VARIANTS = [
     ["method.matching=0.0,0.01,1.0"],
     ["method.samples_per_class=10,300"],
@@ -85,19 +85,19 @@ Written by `scripts/results_fedvtc.py` from its run folders; mean and sample sta
 of the paper is *generalisation accuracy*: the mean over clients of their accuracy on the common test set (*global*).
 {pages.CAPTION}
 
-10 clients with `tiny4`, all taking part, two local epochs, batch 16, SGD 0.01; features are maps that the decoder can
-start from (16x2x2 for digits, 20x7x7 for Fashion-MNIST), for all methods alike. FedVTC's decoders train by SGD 0.3,
-for L_tc is divided by the number of pixels (`reduction: mean_pixels`); 100 synthetic samples per class, 5 passes over
-them. The other methods train {EXTRA} rounds more instead.
+10 clients with `tiny4`, full participation, two local epochs, batch 16, SGD 0.01. All methods use the same feature
+maps, from which the decoder starts (16x2x2 for digits, 20x7x7 for Fashion-MNIST). FedVTC's decoders train by SGD 0.3,
+because L_tc is divided by the number of pixels (`reduction: mean_pixels`); 100 synthetic samples per class, 5 passes
+over them. The other methods train {EXTRA} more rounds instead.
 
-The decoder's SGD 0.3 was chosen on digits with Dirichlet 1.0 by global test accuracy of seed 0, one of the seeds below,
-with decoders averaged once: Adam 0.01 gave 44.6 %, Adam 0.002 45.9 %, SGD 0.3 46.2 %. Nothing was chosen for the other
-methods: they run with their defaults.
+The decoder's SGD 0.3 was chosen on digits with Dirichlet 1.0 by the global test accuracy of seed 0, one of the seeds
+below, with decoders averaged once: Adam 0.01 gave 44.6 %, Adam 0.002 45.9 %, SGD 0.3 46.2 %. The other methods were not
+tuned: they run with their defaults.
 """
 
 
 def variant(config: Mapping[str, Any]) -> str:
-    """FedVTC by what differs from the preset, or another method by its name."""
+    """Return the options of FedVTC that differ from the preset, or the name of another method."""
     method = config["method"]
     if method["name"] != PLAIN:
         return str(method["name"])
@@ -108,7 +108,7 @@ def variant(config: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Script:
-    """Where runs go, and how they are run."""
+    """The output folder and settings of all runs."""
 
     out: Path
     seeds: str
@@ -124,22 +124,22 @@ class Script:
         shared = [*usual, *self.more]
         return pages.sweep(preset, shared, seeds=self.seeds, out=self.out / name, jobs=self.jobs, private=private)
 
-    def beside_others(self, name: str) -> str:
-        """FedVTC with all other methods in one table, and before and after fine-tuning."""
+    def comparison(self, name: str) -> str:
+        """Return a table of all methods, and one of FedVTC before and after fine-tuning."""
         _, _, rounds, title, claim = SETTINGS[name]
         commands = [
             self.sweep(name, f"rounds={rounds}", "method.vtc=once,regular"),
             self.sweep(name, f"rounds={rounds + EXTRA}", f"method={FEWER if 'fashion' in name else BASELINES}"),
         ]
-        runs = pages.finished([self.out / name])
+        runs = pages.finished_runs([self.out / name])
         shown = [run for run in runs if run.config["method"]["name"] != PLAIN or variant(run.config) in TUNED]
         return pages.section(title, f"The paper, {claim}", results(shown), tuned(shown), commands=commands)
 
     def ablations(self) -> list[str]:
-        """Variants of FedVTC on digits, under what the paper says of each."""
+        """Return the variants of FedVTC on digits, each with the claim of the paper."""
         rounds = SETTINGS["digits"][2]
         commands = [self.sweep("digits", f"rounds={rounds}", *axes) for axes in VARIANTS]
-        runs = [run for run in pages.finished([self.out / "digits"]) if run.config["method"]["name"] == PLAIN]
+        runs = [run for run in pages.finished_runs([self.out / "digits"]) if run.config["method"]["name"] == PLAIN]
         first = pages.section("Ablations, digits with Dirichlet 1.0", commands=commands)
         return [first] + [
             f"### {title}\n\nThe paper, {claim}\n\n{tuned(runs, members)}" for title, claim, members in ABLATIONS
@@ -150,7 +150,7 @@ TUNED = [PLAIN, "vtc=regular"]
 
 
 def results(runs: Sequence[Run]) -> str:
-    """Every method by its own way of predicting, and by its models' heads where that is another."""
+    """Return the accuracy, traffic and time of every method. Some also predict with their heads."""
     columns: list[tuple[str, Callable[[Mapping[str, Any]], float | None]]] = [
         ("global, %", lambda result: 100 * result["accuracy"]["global"]["final"]),
         ("global by head, %", lambda result: by("head", result)),
@@ -161,14 +161,20 @@ def results(runs: Sequence[Run]) -> str:
     ]
     groups = grouped(runs)
     rows = [
-        [name, *(pages.spread([v for r in several if (v := read(r.result)) is not None], 2) for _, read in columns)]
+        [
+            name,
+            *(
+                pages.mean_and_std([v for r in several if (v := read(r.result)) is not None], 2)
+                for _, read in columns
+            ),
+        ]
         for name, several in sorted(groups.items())
     ]
-    return pages.plain_table(["method", *(title for title, _ in columns)], rows)
+    return pages.markdown_table(["method", *(title for title, _ in columns)], rows)
 
 
 def tuned(runs: Sequence[Run], members: Sequence[str] = tuple(TUNED)) -> str:
-    """Global accuracy before and after fine-tuning, the gain within a seed, and traffic."""
+    """Return the global accuracy before and after fine-tuning, the gain by seed, and the traffic."""
     groups = grouped(runs)
     rows = []
     for name in members:
@@ -178,23 +184,28 @@ def tuned(runs: Sequence[Run], members: Sequence[str] = tuple(TUNED)) -> str:
         gain = [b - a for a, b in zip(before, after, strict=True)]
         personal = [100 * run.result["accuracy"]["personal"]["final"] for run in several]
         traffic = [(run.result["bytes"]["up"] + run.result["bytes"]["down"]) / MIB for run in several]
-        cells = [pages.spread(before), pages.spread(after), pages.spread(gain, sign=True), pages.spread(personal)]
-        rows.append([name, *cells, pages.spread(traffic)])
+        cells = [
+            pages.mean_and_std(before),
+            pages.mean_and_std(after),
+            pages.mean_and_std(gain, sign=True),
+            pages.mean_and_std(personal),
+        ]
+        rows.append([name, *cells, pages.mean_and_std(traffic)])
     head = ["FedVTC", "global before, %", "global after, %", "gain", "personal after, %", "MiB in all"]
-    return pages.plain_table(head, rows)
+    return pages.markdown_table(head, rows)
 
 
 def by(way: str, result: Mapping[str, Any]) -> float | None:
-    """Global accuracy of another way of predicting; None where a method has none of that name."""
+    """Return the global accuracy of another way to predict, or None if the method does not have it."""
     also = result["accuracy"]["global"].get("also", {}).get(way)
     return None if also is None else 100 * float(also["final"])
 
 
 def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    found: dict[str, list[Run]] = {}
+    by_variant: dict[str, list[Run]] = {}
     for run in runs:
-        found.setdefault(variant(run.config), []).append(run)
-    return found
+        by_variant.setdefault(variant(run.config), []).append(run)
+    return by_variant
 
 
 def main() -> None:
@@ -208,7 +219,7 @@ def main() -> None:
     arguments.add_argument("--more", nargs="*", default=[], metavar="KEY=VALUE", help="for a trial, e.g. rounds=1")
     given = arguments.parse_args()
     script = Script(given.out, given.seeds, given.jobs, given.more, given.root)
-    parts = [script.beside_others(name) for name in given.only]
+    parts = [script.comparison(name) for name in given.only]
     if "digits" in given.only:
         parts += script.ablations()
     pages.write(given.page, INTRODUCTION, pages.versions(given.out), *parts)

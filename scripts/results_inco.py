@@ -103,7 +103,7 @@ def main() -> None:
     options["private"] = [f"data.root={chosen.root}"] if chosen.root else []
     shared = [*SHARED, *([f"rounds={chosen.rounds}"] if chosen.rounds else [])]
     commands = {part: _sweep(part, shared, options) for part in chosen.only}
-    runs = pages.finished([chosen.out])
+    runs = pages.finished_runs([chosen.out])
     rounds = runs[0].config["rounds"]
     parts = [
         "# InCo Aggregation\n",
@@ -169,7 +169,7 @@ def accuracy(run: Run, which: str = "final") -> float:
 
 def gain(with_it: Mapping[int, Run], without: Mapping[int, Run], which: str = "final") -> str:
     both = sorted(with_it.keys() & without.keys())
-    return pages.spread([accuracy(with_it[k], which) - accuracy(without[k], which) for k in both], sign=True)
+    return pages.mean_and_std([accuracy(with_it[k], which) - accuracy(without[k], which) for k in both], sign=True)
 
 
 # tables
@@ -182,15 +182,15 @@ def methods_table(runs: list[Run]) -> str:
         rows.append(
             [
                 f"`{method}`",
-                pages.spread([accuracy(run) for run in without.values()]),
-                pages.spread([accuracy(run) for run in with_it.values()]),
+                pages.mean_and_std([accuracy(run) for run in without.values()]),
+                pages.mean_and_std([accuracy(run) for run in with_it.values()]),
                 gain(with_it, without),
                 gain(with_it, without, "best"),
                 f"{paper_without} to {paper_with} ({paper_with - paper_without:+.1f})",
             ]
         )
     head = ["method", "without InCo, final", "with InCo, final", "gain, final", "gain, best", "the paper"]
-    return pages.plain_table(head, rows)
+    return pages.markdown_table(head, rows)
 
 
 def groups_table(runs: list[Run]) -> str:
@@ -199,9 +199,11 @@ def groups_table(runs: list[Run]) -> str:
     for label, which in {"HeteroAvg": "none", "InCoAvg": "inco"}.items():
         chosen = chosen_by(runs, "fedavg", which).values()
         by_client = [run.result["accuracy"]["global"]["by_client"] for run in chosen]
-        rows.append([label, *(pages.spread([100 * values[at] for values in by_client]) for at in range(0, 100, 20))])
+        rows.append(
+            [label, *(pages.mean_and_std([100 * values[at] for values in by_client]) for at in range(0, 100, 20))]
+        )
     head = ["FedAvg, final, by architecture", *(f"ResNet-{depth}" for depth in (10, 14, 18, 22, 26))]
-    return pages.plain_table(head, rows)
+    return pages.markdown_table(head, rows)
 
 
 def events_of(run: Run, kind: str) -> list[dict[str, Any]]:
@@ -234,7 +236,7 @@ def beta_table(runs: list[Run]) -> str:
         "and the mean coefficient theta. The paper's Table 4 has 83.8 and 74.4 % for two layers of InCoAvg.\n\n"
     )
     head = ["with InCo", *(f"stage {k}" for k in (1, 2, 3, 4)), "whole layers", "theta"]
-    return words + pages.plain_table(head, rows)
+    return words + pages.markdown_table(head, rows)
 
 
 def cka_table(runs: list[Run]) -> str:
@@ -243,12 +245,14 @@ def cka_table(runs: list[Run]) -> str:
     for label, which in {"HeteroAvg": "none", "InCoAvg": "inco"}.items():
         last = [events_of(run, "cka")[-1] for run in chosen_by(runs, "fedavg", which).values()]
         layers = last[0]["layers"]
-        rows.append([label, *(pages.spread([event["mean"][at] for event in last]) for at in range(len(layers)))])
+        rows.append(
+            [label, *(pages.mean_and_std([event["mean"][at] for event in last]) for at in range(len(layers)))]
+        )
     words = (
         "Linear CKA between the models that the participants of the last round trained, mean over pairs (0 to 1). The "
         "paper says that it falls with depth, and that InCo raises it in the deep stages.\n\n"
     )
-    return words + pages.plain_table(["CKA", *layers], rows)
+    return words + pages.markdown_table(["CKA", *layers], rows)
 
 
 def variants_table(runs: list[Run], variants: Mapping[str, str]) -> str:
@@ -258,8 +262,8 @@ def variants_table(runs: list[Run], variants: Mapping[str, str]) -> str:
         chosen = chosen_by(runs, "fedavg", text)
         finals, bests = ([accuracy(run, which) for run in chosen.values()] for which in ("final", "best"))
         own = "" if text == "none" else gain(chosen, without)
-        rows.append([label, pages.spread(finals), pages.spread(bests), own])
-    return pages.plain_table(["variant", "final", "best", "gain, final"], rows)
+        rows.append([label, pages.mean_and_std(finals), pages.mean_and_std(bests), own])
+    return pages.markdown_table(["variant", "final", "best", "gain, final"], rows)
 
 
 if __name__ == "__main__":
