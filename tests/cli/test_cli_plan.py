@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyfed.cli.sweep import share_out
+from polyfed.cli.sweep import allocate_cores
 from polyfed.config.sources import apply_overrides, read_source
 from polyfed.config.sweep import folder_name, parse_seeds, plan_sweep, split_values
 from polyfed.errors import InputError
@@ -103,7 +103,7 @@ def test_folder_names_are_safe_and_distinct(first: list[str], second: list[str])
         ({"name": "serial"}, 3, None, 4, (3, "serial", "auto")),
     ],
 )
-def test_the_machine_is_shared_out(
+def test_all_cores_are_allocated_once(
     engine: dict[str, Any],
     runs: int,
     jobs: int | None,
@@ -112,6 +112,6 @@ def test_the_machine_is_shared_out(
     tmp_path: Path,
 ) -> None:
     planned = plan_sweep({"engine": engine}, [], list(range(runs)), tmp_path)
-    shared, count = share_out(planned, jobs, cores)
-    assert {(count, cell.config.engine.name, cell.config.engine.workers) for cell in shared} == {engines}
-    assert [cell.config.hash() for cell in shared] == [cell.config.hash() for cell in planned]
+    allocated, count = allocate_cores(planned, jobs, cores)
+    assert {(count, run.config.engine.name, run.config.engine.workers) for run in allocated} == {engines}
+    assert [run.config.hash() for run in allocated] == [run.config.hash() for run in planned]

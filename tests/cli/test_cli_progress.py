@@ -1,4 +1,4 @@
-"""Progress: lines elsewhere, bars in a terminal, and text that stays text."""
+"""Progress output: bars in a terminal, lines elsewhere, and labels that are never interpreted as markup."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from polyfed.cli.output import duration, put_result, size
-from polyfed.cli.progress import Board, Glance, Watcher, until
+from polyfed.cli.output import format_bytes, format_duration, print_result
+from polyfed.cli.progress import ProgressBoard, ProgressObserver, ProgressSnapshot, snapshot_until
 from polyfed.config import parse
 from polyfed.runs.records import Accuracy, RoundRecord
 
@@ -32,13 +32,13 @@ def record(number: int, personal: float | None = None, loss: float | None = None
 
 
 def test_lines_without_a_terminal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    with Board() as board:
-        watcher = Watcher(board, "[red]x\x1b[2J")
-        watcher.started(parse({"rounds": 3}), tmp_path, 0)
-        watcher.round_done(record(1, 0.5, loss=1.25))
-        watcher.round_done(record(2, failed=2))  # not evaluated: the last value stays
-        watcher.note("a [bold]note")
-        watcher.round_done(record(3, 0.25))
+    with ProgressBoard() as board:
+        observer = ProgressObserver(board, "[red]x\x1b[2J")
+        observer.started(parse({"rounds": 3}), tmp_path, 0)
+        observer.round_done(record(1, 0.5, loss=1.25))
+        observer.round_done(record(2, failed=2))  # not evaluated: the last value stays
+        observer.note("a [bold]note")
+        observer.round_done(record(3, 0.25))
     out, err = capsys.readouterr()
     lines = err.splitlines()
     assert out == "" and "\x1b" not in err
@@ -52,35 +52,35 @@ def test_lines_without_a_terminal(capsys: pytest.CaptureFixture[str], tmp_path: 
 
 
 def test_quiet_is_quiet(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    with Board(quiet=True) as board:
-        watcher = Watcher(board, "x")
-        watcher.started(parse({}), tmp_path, 0)
-        watcher.round_done(record(1, 0.5))
-        watcher.note("nothing")
+    with ProgressBoard(quiet=True) as board:
+        observer = ProgressObserver(board, "x")
+        observer.started(parse({}), tmp_path, 0)
+        observer.round_done(record(1, 0.5))
+        observer.note("nothing")
     assert capsys.readouterr() == ("", "")
 
 
-def test_what_was_before_a_checkpoint_counts_each_round_once(tmp_path: Path) -> None:
+def test_numbers_before_a_checkpoint_count_each_round_once(tmp_path: Path) -> None:
     rounds = [record(1, 0.5, 2.0), record(2, 0.9), record(2, 0.4, failed=1), record(3, 0.8)]
     events = [{"event": "round", **one.to_dict()} for one in rounds] + [{"event": "note", "message": "x"}]
     (tmp_path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     # of round 2 the later line counts, and round 3 comes after the checkpoint
-    expected = Glance(2, {"personal": 0.4}, {"personal": 0.5}, 2.0, up=2 * 1024, down=2 * 2048, failures=1)
-    assert until(tmp_path, 2) == expected
-    assert until(tmp_path, 0) == Glance()
+    expected = ProgressSnapshot(2, {"personal": 0.4}, {"personal": 0.5}, 2.0, up=2 * 1024, down=2 * 2048, failures=1)
+    assert snapshot_until(tmp_path, 2) == expected
+    assert snapshot_until(tmp_path, 0) == ProgressSnapshot()
 
 
 BARS = """
 from pathlib import Path
-from polyfed.cli.progress import Board, Watcher
+from polyfed.cli.progress import ProgressBoard, ProgressObserver
 from polyfed.config import parse
 from polyfed.runs.records import Accuracy, RoundRecord
-with Board() as board:
-    watcher = Watcher(board, "[red]name")
-    watcher.started(parse({"rounds": 2}), Path("nowhere"), 0)
-    watcher.note("[bold]a note")
+with ProgressBoard() as board:
+    observer = ProgressObserver(board, "[red]name")
+    observer.started(parse({"rounds": 2}), Path("nowhere"), 0)
+    observer.note("[bold]a note")
     for k in (1, 2):
-        watcher.round_done(RoundRecord(k, {"personal": Accuracy(k / 4)}, 0.5, {"a": 1024}, {}, {}, {}, [{}]))
+        observer.round_done(RoundRecord(k, {"personal": Accuracy(k / 4)}, 0.5, {"a": 1024}, {}, {}, {}, [{}]))
 """
 
 
@@ -112,7 +112,7 @@ def test_the_best_round_is_marked_after_a_run(capsys: pytest.CaptureFixture[str]
     by_round = [k / 100 for k in range(1, 38)] + [0.2, 0.1, 0.3]
     measured = {"by_round": by_round, "final": 0.3, "best": 0.37, "best_round": 37}
     zeros = [0] * 40
-    put_result(
+    print_result(
         {
             "method": "m",
             "accuracy": {"personal": measured, "global": None},
@@ -133,19 +133,19 @@ def test_the_best_round_is_marked_after_a_run(capsys: pytest.CaptureFixture[str]
     ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 << 20, "5.0 MiB"), (1 << 42, "4.0 TiB")]
 )
 def test_sizes(count: int, text: str) -> None:
-    assert size(count) == text
+    assert format_bytes(count) == text
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59, "59 s"), (75, "1 min 15 s"), (7380, "2 h 03 min")])
 def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text
 
 
 INTERRUPTED = """
 import signal, sys
-from polyfed.cli.sweep_workers import Channel
-from polyfed.cli.output import say
-tell = say if sys.argv[1] == "say" else lambda word: Channel(2).tell(word)
+from polyfed.cli.sweep_workers import EventWriter
+from polyfed.cli.output import print_message
+tell = print_message if sys.argv[1] == "message" else lambda word: EventWriter(2).write(word)
 signal.signal(signal.SIGALRM, lambda *_: tell("note " + "n" * 60))
 signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
 for _ in range(5000):
@@ -154,10 +154,10 @@ signal.setitimer(signal.ITIMER_REAL, 0)
 """
 
 
-@pytest.mark.parametrize("how", ["say", "channel"])
-def test_a_signal_handler_may_speak_while_a_line_is_written(how: str) -> None:
+@pytest.mark.parametrize("how", ["message", "event"])
+def test_a_signal_handler_may_write_while_a_line_is_written(how: str) -> None:
     done = subprocess.run([sys.executable, "-c", INTERRUPTED, how], capture_output=True, text=True, check=True)
     lines = done.stderr.splitlines()
-    texts = lines if how == "say" else [json.loads(line)["event"] for line in lines]
+    texts = lines if how == "message" else [json.loads(line)["event"] for line in lines]
     assert texts.count("line " + "x" * 60) == 5000
     assert set(texts) == {"line " + "x" * 60, "note " + "n" * 60}

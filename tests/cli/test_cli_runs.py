@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from polyfed.cli.app import main
-from polyfed.cli.output import size
+from polyfed.cli.output import format_bytes
 
 COMMAND = [sys.executable, "-c", "import sys; from polyfed.cli.app import main; sys.exit(main())"]
 SMALL = ["clients=4", "rounds=2", "data.partition.alpha=1", "data.limit=200", "evaluate.global=false"]
@@ -67,26 +67,27 @@ def test_a_stopped_run_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[1].startswith(f"fedproto round {saved + 1}/40 ")
     assert lines[-1].startswith("fedproto round 40/40 ")
     sent = json.loads(Path("r", "result.json").read_text())["bytes"]
-    assert f"{size(sent['up'])} up, {size(sent['down'])} down" in lines[-1]  # rounds before the stop count too
+    # rounds before the stop count too
+    assert f"{format_bytes(sent['up'])} up, {format_bytes(sent['down'])} down" in lines[-1]
 
 
 def test_check_writes_nothing_and_says_what_leaves(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "quickstart", *SERIAL]) == 0
     out, err = capsys.readouterr()
     assert err == "" and list(Path().iterdir()) == []
-    for words in ("tiny-mobile", "13,706", "mean feature per class, with counts", "one feature width", "at most"):
+    for words in ("tiny-mobile", "13,706", "mean feature per class, with counts", "one feature width", "upper bound"):
         assert words in out
     assert main(["check", "quickstart", "clients=60", "data.partition.min_size=1"]) == 0
     summed = capsys.readouterr().out
-    assert "least, median, most" in summed and "60 of 60 clients" in summed
+    assert "min, median, max" in summed and "60 of 60 clients" in summed
     assert main(["check", "quickstart", "clients=7", "data.partition={scheme: pathological}"]) == 0
     assert "Note: " in capsys.readouterr().out  # two of ten classes go to nobody
 
 
 @pytest.mark.parametrize("method", ["local", "lg-fedavg", "feddistill", "fedproto", "fedavg"])
 def test_expected_bytes_bound_the_real_ones(method: str, capsys: pytest.CaptureFixture[str]) -> None:
-    from polyfed.cli.check import shares_of
-    from polyfed.cli.expected_traffic import expected
+    from polyfed.cli.check import client_summaries
+    from polyfed.cli.expected_traffic import estimate_traffic
     from polyfed.config import parse
     from polyfed.config.sources import apply_overrides, read_source
     from polyfed.federation import simulation
@@ -95,13 +96,13 @@ def test_expected_bytes_bound_the_real_ones(method: str, capsys: pytest.CaptureF
         read_source("quickstart"), [*SERIAL, f"method={method}", "models.group=[tiny-mlp]", "train.epochs=0"]
     )
     config = parse(raw)
-    made = simulation.build_federation(config)
-    held = [len(share.classes) for share in shares_of(made)]
-    traffic = expected(made.method, made.profiles(), held, config.per_round)
+    federation = simulation.build_federation(config)
+    class_counts = [len(client.classes) for client in client_summaries(federation)]
+    traffic = estimate_traffic(federation.method, federation.profiles(), class_counts, config.per_round)
     texts = [*SERIAL, f"method={method}", "models.group=[tiny-mlp]", "train.epochs=0", "--out", "r", "--json", "-q"]
     assert main(["run", "quickstart", *texts]) == 0
     real: dict[str, Any] = json.loads(capsys.readouterr().out)["bytes"]
-    assert traffic["up"].total.open == traffic["down"].total.open == ()
+    assert traffic["up"].total.unknown_fields == traffic["down"].total.unknown_fields == ()
     assert real["up_by_round"] == [traffic["up"].total.size] * 2  # every class a client has is reported
     assert all(bytes_ <= traffic["down"].total.size for bytes_ in real["down_by_round"])
     if method in ("local", "lg-fedavg", "fedavg"):
@@ -109,11 +110,11 @@ def test_expected_bytes_bound_the_real_ones(method: str, capsys: pytest.CaptureF
 
 
 def test_participation_bounds_a_round_by_its_largest_clients() -> None:
-    from polyfed.cli.expected_traffic import Amount, _over_a_round
+    from polyfed.cli.expected_traffic import ByteBound, _per_round
 
-    amounts = [Amount(5), Amount(1), Amount(3, ("x",)), Amount(2, ("x",))]
-    assert _over_a_round(amounts, 2).total == Amount(8, ("x",))
-    assert _over_a_round(amounts, 2).mean == 2.75
+    bounds = [ByteBound(5), ByteBound(1), ByteBound(3, ("x",)), ByteBound(2, ("x",))]
+    assert _per_round(bounds, 2).total == ByteBound(8, ("x",))
+    assert _per_round(bounds, 2).mean == 2.75
 
 
 def test_a_bug_is_one_sentence_with_its_traceback_in_the_folder(
@@ -169,7 +170,7 @@ def test_a_stopped_sweep_leaves_checkpoints_and_no_process() -> None:
     said = child.stderr.read()
     child.stderr.close()
     assert child.wait() == 130, said
-    assert "the same command goes on with them" in said
+    assert "run the same command again to resume them" in said
     assert not list(Path().glob("s/*/result.json"))
     for folder in Path("s").iterdir():
         events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]

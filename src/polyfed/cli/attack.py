@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from polyfed.cli.output import put, put_json, put_table
+from polyfed.cli.output import print_json, print_table, print_text
 
 
 def attack(
@@ -32,28 +32,28 @@ def attack(
     picture = out or folder / f"attack-{report['client']}-{report['field']}.png"
     draw(result, picture)
     if json:
-        put_json({**report, "picture": str(picture)})
+        print_json({**report, "picture": str(picture)})
         return
     few, many = report["samples_per_row"]
     behind = f"{few}" if few == many else f"{few} to {many}"
-    put(
+    print_text(
         f"Client {report['client']}, field '{report['field']}' of round {report['round']}: {report['rows']} rows, "
         f"each from {behind} samples. {report['threat_model']}"
     )
-    put_table(
+    print_table(
         ["reconstruction from", "PSNR, dB", "SSIM"],
         [[name, f"{score['psnr']:.2f}", f"{score['ssim']:.3f}"] for name, score in report["scores"].items()],
         right=(1, 2),
     )
-    put(
+    print_text(
         "Higher values mean more similar images. The first two lines need no attack: they are the mean of the "
         "attacker's own images, over all classes or over the class. Values above them come from the uploaded rows; a "
         "stronger attack may recover more."
     )
     if not report["protected"]:
-        put(f"The field '{report['field']}' was uploaded without clipping and noise.")
-    put(f"Mean cosine similarity of the uploaded rows to the rows without protection: {report['cosine']:.2f}.")
-    put(f"Picture: {picture}")
+        print_text(f"The field '{report['field']}' was uploaded without clipping and noise.")
+    print_text(f"Mean cosine similarity of the uploaded rows to the rows without protection: {report['cosine']:.2f}.")
+    print_text(f"Picture: {picture}")
 
 
 COMMANDS = {"attack": attack}

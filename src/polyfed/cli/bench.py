@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from polyfed.cli.output import put, put_json
+from polyfed.cli.output import print_json, print_text
 from polyfed.errors import InputError, nearest
 
 
@@ -26,9 +26,9 @@ def bench(
         found.append(one)
         if not json:
             for figure, number in one["figures"].items():
-                put(f"{one['name']}  {figure}  {number:g}")
+                print_text(f"{one['name']}  {figure}  {number:g}")
     if json:
-        put_json(found[0] if name is not None else found)
+        print_json(found[0] if name is not None else found)
 
 
 COMMANDS = {"bench": bench}

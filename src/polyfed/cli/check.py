@@ -1,4 +1,4 @@
-"""`polyfed check`: everything that can be said about a run before it runs."""
+"""`polyfed check`: check an experiment and show its clients, data and expected traffic, without running it."""
 
 from __future__ import annotations
 
@@ -7,60 +7,64 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from polyfed.cli.output import put, put_table, size
+from polyfed.cli.output import format_bytes, print_table, print_text
 from polyfed.cli.run import CONFIG, OVERRIDES
 
 if TYPE_CHECKING:
-    from polyfed.cli.expected_traffic import Traffic
+    from polyfed.cli.expected_traffic import TrafficEstimate
     from polyfed.config import Config
     from polyfed.federation.simulation import SimulatedFederation
 
-MOST_CLIENTS = 40  # more are summed up by model
+MAX_CLIENTS_SHOWN = 40  # more clients are summarised by model
 
 
 @dataclass(frozen=True)
-class Share:
-    """What one client has."""
+class ClientSummary:
+    """Model and data of one client."""
 
     name: str
     model: str
-    params: int
+    parameters: int
     train: int
     test: int
     classes: tuple[int, ...]
 
 
 def check(config: CONFIG, overrides: OVERRIDES = None) -> None:
-    """Check an experiment without running it: clients, models, data, and what will leave each client."""
-    from polyfed.cli.expected_traffic import expected
+    """Check an experiment without running it, and show clients, models, data and expected traffic.
+
+    Example: polyfed check quickstart method=fedavg
+    """
+    from polyfed.cli.expected_traffic import estimate_traffic
     from polyfed.config import load_config
     from polyfed.federation import simulation
 
-    chosen = load_config(config, overrides or [])
-    made = simulation.build_federation(chosen)
-    profiles = made.profiles()
-    made.check(profiles)
-    shares = shares_of(made)
-    _put_shares(shares)
-    for note in made.partition.notes:
-        put(f"Note: {note}")
-    traffic = expected(made.method, profiles, [len(share.classes) for share in shares], chosen.per_round)
-    _put_method(made, chosen)
-    _put_traffic(traffic, chosen)
+    parsed = load_config(config, overrides or [])
+    federation = simulation.build_federation(parsed)
+    profiles = federation.profiles()
+    federation.check(profiles)
+    clients = client_summaries(federation)
+    _print_clients(clients)
+    for note in federation.notes:
+        print_text(f"Note: {note}")
+    class_counts = [len(client.classes) for client in clients]
+    traffic = estimate_traffic(federation.method, profiles, class_counts, parsed.per_round)
+    _print_method(federation, parsed)
+    _print_traffic(traffic, parsed)
 
 
-def shares_of(federation: SimulatedFederation) -> list[Share]:
-    """Model and data of every client."""
+def client_summaries(federation: SimulatedFederation) -> list[ClientSummary]:
+    """Return model and data of every client."""
     import numpy as np
 
     labels = federation.dataset.train.labels.numpy()
-    params = _params(federation)
+    parameters = _parameter_counts(federation)
     tests = federation.matched_test if federation.matched_test is not None else federation.partition.test
     return [
-        Share(
+        ClientSummary(
             name,
             spec.label,
-            params[spec.label],
+            parameters[spec.label],
             len(train),
             len(test),
             tuple(int(c) for c in np.unique(labels[train])),
@@ -71,41 +75,42 @@ def shares_of(federation: SimulatedFederation) -> list[Share]:
     ]
 
 
-def _params(federation: SimulatedFederation) -> dict[str, int]:
+def _parameter_counts(federation: SimulatedFederation) -> dict[str, int]:
+    """Return the number of trainable parameters of every architecture."""
     import torch
 
     from polyfed.models import build
 
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for spec in federation.specs:
-        if spec.label not in found:
+        if spec.label not in counts:
             with torch.device("meta"):
                 model = build(spec, shape=federation.dataset.shape, classes=federation.dataset.classes)
-            found[spec.label] = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    return found
+            counts[spec.label] = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return counts
 
 
-def _put_shares(shares: Sequence[Share]) -> None:
-    if len(shares) <= MOST_CLIENTS:
-        put_table(
+def _print_clients(clients: Sequence[ClientSummary]) -> None:
+    if len(clients) <= MAX_CLIENTS_SHOWN:
+        print_table(
             ["client", "model", "parameters", "train", "test", "classes held"],
-            [[s.name, s.model, f"{s.params:,}", s.train, s.test, ranges(s.classes)] for s in shares],
+            [[c.name, c.model, f"{c.parameters:,}", c.train, c.test, format_ranges(c.classes)] for c in clients],
             right=(2, 3, 4),
         )
         return
-    by_model: dict[str, list[Share]] = {}
-    for share in shares:
-        by_model.setdefault(share.model, []).append(share)
-    put_table(
-        ["model", "clients", "parameters", "train (least, median, most)", "test", "classes held"],
+    by_model: dict[str, list[ClientSummary]] = {}
+    for client in clients:
+        by_model.setdefault(client.model, []).append(client)
+    print_table(
+        ["model", "clients", "parameters", "train (min, median, max)", "test", "classes held"],
         [
             [
                 model,
                 len(members),
-                f"{members[0].params:,}",
-                spread([s.train for s in members]),
-                spread([s.test for s in members]),
-                spread([len(s.classes) for s in members]),
+                f"{members[0].parameters:,}",
+                format_spread([client.train for client in members]),
+                format_spread([client.test for client in members]),
+                format_spread([len(client.classes) for client in members]),
             ]
             for model, members in by_model.items()
         ],
@@ -113,54 +118,53 @@ def _put_shares(shares: Sequence[Share]) -> None:
     )
 
 
-def spread(values: Sequence[int]) -> str:
+def format_spread(values: Sequence[int]) -> str:
+    """Format minimum, median and maximum."""
     return f"{min(values)}, {statistics.median(values):g}, {max(values)}"
 
 
-def ranges(classes: Sequence[int]) -> str:
-    """0, 2-5, 9: neighbours are drawn together."""
-    parts: list[list[int]] = []
+def format_ranges(classes: Sequence[int]) -> str:
+    """Format sorted numbers as ranges, such as '0, 2-5, 9'."""
+    ranges: list[list[int]] = []
     for label in classes:
-        if parts and label == parts[-1][1] + 1:
-            parts[-1][1] = label
+        if ranges and label == ranges[-1][1] + 1:
+            ranges[-1][1] = label
         else:
-            parts.append([label, label])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" if b > a + 1 else f"{a}, {b}" for a, b in parts) or "none"
+            ranges.append([label, label])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" if b > a + 1 else f"{a}, {b}" for a, b in ranges) or "none"
 
 
-def _put_method(federation: SimulatedFederation, config: Config) -> None:
+def _print_method(federation: SimulatedFederation, config: Config) -> None:
     method = federation.method
     title = (type(method).__doc__ or method.name).strip().partition("\n")[0]
     needs = ", ".join(method.needs.names()) or "nothing"
-    put(
+    print_text(
         f"{title}\n"
-        f"  requires              {needs} (holds for these clients)\n"
-        f"  leaves each client    {method.sends.up}\n"
-        f"  comes to each client  {method.sends.down}\n"
-        f"  takes part            {config.per_round} of {config.clients} clients in each of {config.rounds} rounds"
+        f"  requires         {needs} (satisfied by these clients)\n"
+        f"  client uploads   {method.sends.up}\n"
+        f"  client downloads {method.sends.down}\n"
+        f"  participation    {config.per_round} of {config.clients} clients in each of {config.rounds} rounds"
     )
-    for one in federation.guard.protections if federation.guard is not None else ():
-        deviation = (
-            "by measured sensitivity" if one.sigma is None else f"of deviation {one.sigma:.4g} on every number"
-        )
-        planned = "" if one.planned is None else f", for {one.planned} releases by a client at most"
-        put(f"  protected             {one.field}, every {one.unit}: noise {deviation}{planned}")
-        put(
-            f"                        guarantee for {one.guarantee}"
-            if not one.measured
-            else " " * 24 + "no guarantee"
-        )
+    for protection in federation.guard.protections if federation.guard is not None else ():
+        if protection.sigma is None:
+            noise = "noise scaled by measured sensitivity"
+        else:
+            noise = f"noise with standard deviation {protection.sigma:.4g} on every number"
+        planned = "" if protection.planned is None else f", for at most {protection.planned} releases by a client"
+        guarantee = "no guarantee" if protection.measured else f"guarantee for {protection.guarantee}"
+        print_text(f"  protected        {protection.field}, every {protection.unit}: {noise}{planned}")
+        print_text(f"                   {guarantee}")
 
 
-def _put_traffic(traffic: dict[str, Traffic], config: Config) -> None:
+def _print_traffic(traffic: dict[str, TrafficEstimate], config: Config) -> None:
     rows: list[list[Any]] = []
-    for way, amounts in traffic.items():
-        unknown = amounts.total.open
-        extra = f" + {', '.join(unknown)} (depends)" if unknown else ""
-        per_run = amounts.total.size * config.rounds
-        rows.append([way, size(amounts.mean) + extra, size(amounts.total.size) + extra, size(per_run) + extra])
-    put_table(["bytes, at most", "a client (mean)", "a round", "the run"], rows, right=(1, 2, 3))
-    put("Tensors of one call of every step in a round; the encoding of messages comes on top.")
+    for way, estimate in traffic.items():
+        unknown = estimate.total.unknown_fields
+        extra = f" + {', '.join(unknown)} (size not known in advance)" if unknown else ""
+        sizes = (estimate.mean, estimate.total.size, estimate.total.size * config.rounds)
+        rows.append([way, *(format_bytes(size) + extra for size in sizes)])
+    print_table(["upper bound", "per client (mean)", "per round", "per run"], rows, right=(1, 2, 3))
+    print_text("The bounds count the tensors of one call of every step in a round, without the message encoding.")
 
 
 COMMANDS = {"check": check}

@@ -24,7 +24,7 @@ from polyfed.cli import (
     sweep,
     ui,
 )
-from polyfed.cli.output import put
+from polyfed.cli.output import print_text
 
 app = typer.Typer(
     name="polyfed",
@@ -58,7 +58,7 @@ def _show_version(wanted: bool) -> None:
     if wanted:
         import polyfed
 
-        put(f"polyfed {polyfed.__version__}")
+        print_text(f"polyfed {polyfed.__version__}")
         raise typer.Exit
 
 
@@ -70,4 +70,4 @@ def _start(
     ] = False,
 ) -> None:
     if context.invoked_subcommand is None:
-        put(context.get_help())
+        print_text(context.get_help())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polyfed.cli.output import put, say
+from polyfed.cli.output import print_message, print_text
 
 if TYPE_CHECKING:
     from polyfed.comparison import Comparison
@@ -33,16 +33,16 @@ def compare(
 
     if format not in comparison.FORMATS:
         raise InputError(f"--format is '{format}'; {nearest(format, comparison.FORMATS)}")
-    put_comparison(comparison.compare(folders, by=by or (), baseline=baseline), format)
+    print_comparison(comparison.compare(folders, by=by or (), baseline=baseline), format)
 
 
-def put_comparison(compared: Comparison, format: str) -> None:
+def print_comparison(compared: Comparison, format: str) -> None:
     """The table to stdout, what to know about it to stderr."""
     from polyfed.comparison.formats import table
 
     for note in compared.notes:
-        say(note)
-    put(table(compared, bold=True) if format == "table" and sys.stdout.isatty() else compared.to(format))
+        print_message(note)
+    print_text(table(compared, bold=True) if format == "table" and sys.stdout.isatty() else compared.to(format))
 
 
 COMMANDS = {"compare": compare}

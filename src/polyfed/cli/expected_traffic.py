@@ -1,4 +1,4 @@
-"""What a round will send, worked out from the schemas that a method's steps declare, without running anything."""
+"""Upper bounds of the bytes that a round sends, from the schemas of a method's steps, without running anything."""
 
 from __future__ import annotations
 
@@ -13,83 +13,90 @@ from polyfed.core.profile import Layout, Profile
 from polyfed.core.schema import Dim, Field, ScalarField, Schema, TableField, TensorField, WeightsField
 from polyfed.core.step import Messages
 
-COUNT_BYTES = 4  # of the number of samples behind a row of a class table
+COUNT_BYTES = 4  # for the sample count of a row of a class table
 
 
 @dataclass(frozen=True)
-class Amount:
-    """An upper bound in bytes for what a step's schema bounds; the fields that it leaves open are named."""
+class ByteBound:
+    """An upper bound in bytes, and the fields whose size the schema does not bound."""
 
     size: int = 0
-    open: tuple[str, ...] = ()
+    unknown_fields: tuple[str, ...] = ()
 
-    def __add__(self, other: Amount) -> Amount:
-        return Amount(self.size + other.size, tuple(dict.fromkeys([*self.open, *other.open])))
+    def __add__(self, other: ByteBound) -> ByteBound:
+        unknown = dict.fromkeys([*self.unknown_fields, *other.unknown_fields])
+        return ByteBound(self.size + other.size, tuple(unknown))
 
 
 @dataclass(frozen=True)
-class Traffic:
-    """At most this much per round if every step runs once: for each client, and over the clients of a round."""
+class TrafficEstimate:
+    """Upper bounds per round if every step runs once: for each client, and for all clients of a round together."""
 
-    by_client: tuple[Amount, ...]
-    total: Amount
+    by_client: tuple[ByteBound, ...]
+    total: ByteBound
 
     @property
     def mean(self) -> float:
-        return sum(amount.size for amount in self.by_client) / len(self.by_client)
+        """The mean bound over clients, in bytes."""
+        return sum(bound.size for bound in self.by_client) / len(self.by_client)
 
 
-def steps_of(method: Method) -> Mapping[str, Messages]:
-    """The steps of a method and their messages, in the order in which they are written."""
-    found: dict[str, Messages] = {}
-    for kind in reversed(type(method).__mro__):
-        for name, value in vars(kind).items():
+def method_steps(method: Method) -> Mapping[str, Messages]:
+    """Return the messages of a method's steps by name, in the order of their definition."""
+    steps: dict[str, Messages] = {}
+    for cls in reversed(type(method).__mro__):
+        for name, value in vars(cls).items():
             messages = getattr(value, "messages", None)
             if isinstance(messages, Messages):
-                found[name] = messages
-    return found
+                steps[name] = messages
+    return steps
 
 
-def expected(method: Method, profiles: Sequence[Profile], held: Sequence[int], per_round: int) -> dict[str, Traffic]:
-    """Traffic 'up' and 'down'. `held` is how many classes each client has samples of."""
-    steps = steps_of(method).values()
+def estimate_traffic(
+    method: Method, profiles: Sequence[Profile], class_counts: Sequence[int], per_round: int
+) -> dict[str, TrafficEstimate]:
+    """Return the traffic 'up' and 'down'. `class_counts` is the number of classes that each client has samples of."""
+    steps = method_steps(method).values()
     up = [
-        sum((_amount(messages.up, method, p, rows=own) for messages in steps), Amount())
-        for p, own in zip(profiles, held, strict=True)
+        sum((_message_bound(messages.up, method, profile, rows=classes) for messages in steps), ByteBound())
+        for profile, classes in zip(profiles, class_counts, strict=True)
     ]
-    down = [sum((_amount(m.down, method, p, rows=p.classes) for m in steps), Amount()) for p in profiles]
-    return {"up": _over_a_round(up, per_round), "down": _over_a_round(down, per_round)}
+    down = [
+        sum((_message_bound(messages.down, method, profile, rows=profile.classes) for messages in steps), ByteBound())
+        for profile in profiles
+    ]
+    return {"up": _per_round(up, per_round), "down": _per_round(down, per_round)}
 
 
-def _over_a_round(amounts: Sequence[Amount], per_round: int) -> Traffic:
-    """Whoever is chosen, the clients of a round send no more than the largest ones."""
-    largest = sorted(amounts, key=lambda amount: amount.size, reverse=True)[:per_round]
-    return Traffic(tuple(amounts), sum(largest, Amount()))
+def _per_round(bounds: Sequence[ByteBound], per_round: int) -> TrafficEstimate:
+    """Bound a round by its largest clients, whichever clients are selected."""
+    largest = sorted(bounds, key=lambda bound: bound.size, reverse=True)[:per_round]
+    return TrafficEstimate(tuple(bounds), sum(largest, ByteBound()))
 
 
-def _amount(schema: Schema, method: Method, profile: Profile, rows: int) -> Amount:
-    return sum((_field(name, kind, method, profile, rows) for name, kind in schema.items()), Amount())
+def _message_bound(schema: Schema, method: Method, profile: Profile, rows: int) -> ByteBound:
+    return sum((_field_bound(name, field, method, profile, rows) for name, field in schema.items()), ByteBound())
 
 
-def _field(name: str, kind: Field, method: Method, profile: Profile, rows: int) -> Amount:
-    if isinstance(kind, WeightsField):
-        return Amount(_layout_bytes(getattr(profile, kind.of)))
-    if isinstance(kind, ScalarField):
-        return Amount()  # scalars are part of a message's overhead, as in the bytes of a result
-    if isinstance(kind, TableField):
-        width = _dim(kind.width, method, profile)
+def _field_bound(name: str, field: Field, method: Method, profile: Profile, rows: int) -> ByteBound:
+    if isinstance(field, WeightsField):
+        return ByteBound(_layout_bytes(getattr(profile, field.of)))
+    if isinstance(field, ScalarField):
+        return ByteBound()  # scalars count as message overhead, as in `result.json`
+    if isinstance(field, TableField):
+        width = _dim_size(field.width, method, profile)
         if width is None:
-            return Amount(open=(name,))
-        return Amount(rows * (width * kind.dtype.itemsize + (COUNT_BYTES if kind.counts else 0)))
-    if isinstance(kind, TensorField):
-        dims = [size for dim in kind.dims if (size := _dim(dim, method, profile)) is not None]
-        if len(dims) == len(kind.dims):
-            return Amount(math.prod(dims) * kind.dtype.itemsize)
-    return Amount(open=(name,))
+            return ByteBound(unknown_fields=(name,))
+        return ByteBound(rows * (width * field.dtype.itemsize + (COUNT_BYTES if field.counts else 0)))
+    if isinstance(field, TensorField):
+        sizes = [size for dim in field.dims if (size := _dim_size(dim, method, profile)) is not None]
+        if len(sizes) == len(field.dims):
+            return ByteBound(math.prod(sizes) * field.dtype.itemsize)
+    return ByteBound(unknown_fields=(name,))
 
 
-def _dim(dim: Dim, method: Method, profile: Profile) -> int | None:
-    """A dimension's size; None for one that only the message decides."""
+def _dim_size(dim: Dim, method: Method, profile: Profile) -> int | None:
+    """Return the size of a dimension, or None if only the message determines it."""
     if callable(dim):
         return dim(method, profile)
     if isinstance(dim, int):

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from polyfed.cli.output import put, say
+from polyfed.cli.output import print_message, print_text
 
 
 def figure(
@@ -41,8 +41,8 @@ def figure(
     options = report.Options(measure, against, tuple(by or ()), round)
     spec, left_out = report.figure(kind, folders, out, options=options, width=width, height=height)
     for sentence in left_out:
-        say(sentence)
-    put(f"{out}: {spec.title}. {spec.caption}")
+        print_message(sentence)
+    print_text(f"{out}: {spec.title}. {spec.caption}")
 
 
 COMMANDS = {"figure": figure}

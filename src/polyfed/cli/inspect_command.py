@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyfed.cli.output import put, put_json, put_table
+from polyfed.cli.output import print_json, print_table, print_text
 
 if TYPE_CHECKING:
     from polyfed.report.run_record import RunRecord
@@ -37,21 +37,21 @@ def inspect(
     left = run.uploads if client is None else uploads_of_client(run.uploads, client)
     listed = catalogue.methods().get(run.method)
     if json:
-        put_json(_as_json(run, left, client))
+        print_json(_as_json(run, left, client))
         return
     if at is not None:
-        put(f"{run.method}: what left this site in its newest run, {at.name}.")
+        print_text(f"{run.method}: what left this site in its newest run, {at.name}.")
     else:
         senders = {name for item in left for name in item.bytes_by_client}
         who = f"client {client}" if client is not None else f"{len(senders)} clients"
         done = f"{len(run.rounds)} of {run.planned_rounds} rounds ({run.state})"
-        put(f"{run.method} on {run.dataset}: what left {who} in {done}.")
+        print_text(f"{run.method} on {run.dataset}: what left {who} in {done}.")
     if listed is not None:
-        put(f"By design a client of this method sends: {listed.sends_up}.")
+        print_text(f"By design a client of this method sends: {listed.sends_up}.")
     if not left:
-        put("Nothing left.")
+        print_text("Nothing left.")
         return
-    put_table(
+    print_table(
         ["step", "field", "shape", "messages", "clients", "bytes", "protected"],
         [
             [i.step, i.name, i.shape, i.messages, len(i.bytes_by_client), f"{i.bytes:,}", _protected(run, i) or "no"]
@@ -62,7 +62,7 @@ def inspect(
     if each and client is None:
         _put_each(run, left)
     for sentence in sentences(run, left, at_site=at is not None):
-        put(sentence)
+        print_text(sentence)
 
 
 def _of_site(folder: Path) -> Path | None:
@@ -111,7 +111,7 @@ def _as_json(run: RunRecord, left: Sequence[UploadSummary], client: str | None) 
 def _put_each(run: RunRecord, left: Sequence[UploadSummary]) -> None:
     models = {one.name: one.model for one in run.clients}
     names = sorted({name for item in left for name in item.bytes_by_client}, key=lambda name: (len(name), name))
-    put_table(
+    print_table(
         ["client", "model", *(f"{item.name}, bytes" for item in left)],
         [
             [name, models.get(name, "-"), *(f"{item.bytes_by_client.get(name, 0):,}" for item in left)]

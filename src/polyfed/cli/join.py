@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polyfed.cli.output import say
+from polyfed.cli.output import print_message
 from polyfed.cli.serve import INSECURE_PREFIX
 from polyfed.errors import InputError
 
@@ -82,7 +82,7 @@ def join(
     prefix = INSECURE_PREFIX if insecure else ""
 
     def notify(text: str) -> None:
-        say(f"{prefix}{text}")
+        print_message(f"{prefix}{text}")
 
     _wait_for_coordinator(server, notify)
     check_server(server, ca)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from polyfed.cli.output import put
+from polyfed.cli.output import print_text
 
 app = typer.Typer(no_args_is_help=True, help="Create the keys and certificates of a real federation.")
 new = typer.Typer(no_args_is_help=True, help="Create keys and certificates. Keys are never overwritten.")
@@ -39,9 +39,9 @@ def site(
     from polyfed.deploy.keys import create_site_key
 
     files = create_site_key(out, name)
-    put(f"Wrote {files.private}: the site's private key. Keep it on this machine.")
-    put(f"Wrote {files.public}: for the coordinator, which admits the site with:")
-    put(f"  polyfed sites admit {name} {files.public.name}")
+    print_text(f"Wrote {files.private}: the site's private key. Keep it on this machine.")
+    print_text(f"Wrote {files.public}: for the coordinator, which admits the site with:")
+    print_text(f"  polyfed sites admit {name} {files.public.name}")
 
 
 @new.command("authority")
@@ -56,10 +56,10 @@ def authority(host: Hosts = None, home: Home = HOME, days: Days = 365) -> None:
     from polyfed.deploy.certificates import create_authority
 
     files = create_authority(home, host or [], days=days)
-    put(f"Wrote {files.authority}: for every site (--ca).")
-    put(f"Wrote {files.authority_key}, {files.server} and {files.server_key}: for the coordinator alone.")
+    print_text(f"Wrote {files.authority}: for every site (--ca).")
+    print_text(f"Wrote {files.authority_key}, {files.server} and {files.server_key}: for the coordinator alone.")
     if not host:
-        put("The certificate is valid for this machine only; add --host HOST for sites on other machines.")
+        print_text("The certificate is valid for this machine only; add --host HOST for sites on other machines.")
 
 
 @new.command("certificate")
@@ -77,4 +77,4 @@ def certificate(host: Hosts = None, home: Home = HOME, days: Days = 365) -> None
     hosts = host or (sorted(certificate_hosts(old)) if old.exists() else [])
     files = renew_server(home, hosts, days=days)
     valid_hosts = ", ".join(sorted(certificate_hosts(files.server)))
-    put(f"Wrote {files.server} and {files.server_key}, valid for {days} days, for {valid_hosts}.")
+    print_text(f"Wrote {files.server} and {files.server_key}, valid for {days} days, for {valid_hosts}.")

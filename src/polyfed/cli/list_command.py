@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from polyfed.cli.output import put_json, put_table
+from polyfed.cli.output import print_json, print_table
 from polyfed.errors import InputError, nearest
 
 Row = dict[str, Any]
@@ -26,7 +26,7 @@ def list_(
         raise InputError(f"there is no list of '{kind}'; {nearest(kind, LISTS)}")
     rows = LISTS[kind]()
     if json:
-        put_json(rows)
+        print_json(rows)
     else:
         SHOWN[kind](rows)
 
@@ -108,7 +108,7 @@ LISTS: Mapping[str, Callable[[], list[Row]]] = {
 
 
 def _show_methods(rows: list[Row]) -> None:
-    put_table(
+    print_table(
         ["method", "", "requires", "sends up", "sends down"],
         [
             [
@@ -124,7 +124,7 @@ def _show_methods(rows: list[Row]) -> None:
 
 
 def _show_models(rows: list[Row]) -> None:
-    put_table(
+    print_table(
         ["model", "parameters", "extractor", "features", "MFLOPs", "input"],
         [
             [
@@ -142,11 +142,11 @@ def _show_models(rows: list[Row]) -> None:
 
 
 def _show_groups(rows: list[Row]) -> None:
-    put_table(["group", "members"], [[row["name"], ", ".join(row["members"])] for row in rows])
+    print_table(["group", "members"], [[row["name"], ", ".join(row["members"])] for row in rows])
 
 
 def _show_datasets(rows: list[Row]) -> None:
-    put_table(
+    print_table(
         ["dataset", "shape", "classes", "train", "test", "available now"],
         [
             [
@@ -170,11 +170,11 @@ def _show_partitions(rows: list[Row]) -> None:
             for option in row["options"]
         )
 
-    put_table(["scheme", "", "options"], [[row["name"], row["description"], options(row)] for row in rows])
+    print_table(["scheme", "", "options"], [[row["name"], row["description"], options(row)] for row in rows])
 
 
 def _show_presets(rows: list[Row]) -> None:
-    put_table(["preset", ""], [[row["name"], row["description"]] for row in rows])
+    print_table(["preset", ""], [[row["name"], row["description"]] for row in rows])
 
 
 SHOWN: Mapping[str, Callable[[list[Row]], None]] = {

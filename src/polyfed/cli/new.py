@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from polyfed.cli.output import put
+from polyfed.cli.output import print_text
 from polyfed.errors import InputError
 
 app = typer.Typer(no_args_is_help=True, help="Start something of your own.")
@@ -38,9 +38,9 @@ def method(
         raise InputError(f"{out} cannot be written to: {error.strerror}") from None
     path = next(iter(files))
     shown = path if path.is_absolute() else f"./{path}"
-    put(f"Wrote {' and '.join(str(file) for file in files)}")
-    put(f"Run it:   polyfed run quickstart imports=[{shown}] method={name}")
-    put(f"Test it:  pytest {out / f'test_{stem}.py'}")
+    print_text(f"Wrote {' and '.join(str(file) for file in files)}")
+    print_text(f"Run it:   polyfed run quickstart imports=[{shown}] method={name}")
+    print_text(f"Test it:  pytest {out / f'test_{stem}.py'}")
 
 
 def checked_stem(name: str) -> str:

@@ -1,4 +1,4 @@
-"""What commands print: results to stdout, everything else to stderr."""
+"""Output of the commands: results on stdout, messages on stderr, and numbers formatted for people."""
 
 from __future__ import annotations
 
@@ -11,58 +11,61 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-WIDE = 160  # columns when nobody's window limits them: a table in a file or a pipe is not folded
+WIDTH_WITHOUT_TERMINAL = 160  # columns, so that a table in a file or a pipe is not folded
+MAX_ROUNDS_SHOWN = 10  # in the table of a run
 
 
-def one_sentence(text: object) -> str:
-    """On one line, without control characters that a terminal would obey."""
+def single_line(text: object) -> str:
+    """Return a text on one line, without control characters that a terminal would execute."""
     return " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
 
 
-def say(text: object) -> None:
-    """A sentence to stderr."""
-    line = f"{one_sentence(text)}\n"
+def print_message(text: object) -> None:
+    """Print a message to stderr, on one line."""
+    line = f"{single_line(text)}\n"
     try:
         sys.stderr.write(line)
         sys.stderr.flush()
-    except RuntimeError:  # said by a signal handler in the middle of another sentence, which a buffer refuses
+    except RuntimeError:  # a signal handler interrupted another write to the buffer, which is not reentrant
         os.write(sys.stderr.fileno(), line.encode())
 
 
-def put(text: str) -> None:
-    """A result to stdout."""
+def print_text(text: str) -> None:
+    """Print a text to stdout."""
     sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
     sys.stdout.flush()
 
 
-def put_json(value: Any) -> None:
-    put(json.dumps(value, indent=1))
+def print_json(value: Any) -> None:
+    """Print a value to stdout as indented JSON."""
+    print_text(json.dumps(value, indent=1))
 
 
-def console(*, stderr: bool = False) -> Console:
+def make_console(*, stderr: bool = False) -> Console:
+    """Return a rich console on stdout or stderr."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
-    return Console(file=stream, width=None if stream.isatty() else WIDE, highlight=False)
+    return Console(file=stream, width=None if stream.isatty() else WIDTH_WITHOUT_TERMINAL, highlight=False)
 
 
-def put_table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, right: Iterable[int] = ()) -> None:
-    """A table to stdout; `right` are the columns of numbers. Texts are shown as they are, never as markup."""
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, right: Iterable[int] = ()) -> None:
+    """Print a table to stdout. `right` lists the right-aligned columns. Cells are never interpreted as markup."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    numbers = set(right)
+    right_aligned = set(right)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for at, heading in enumerate(headings):
-        table.add_column(Text(heading), justify="right" if at in numbers else "left", overflow="fold")
+    for column, heading in enumerate(headings):
+        table.add_column(Text(heading), justify="right" if column in right_aligned else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(one_sentence(cell)) for cell in row))
-    console().print(table)
+        table.add_row(*(Text(single_line(cell)) for cell in row))
+    make_console().print(table)
 
 
-def size(count: float) -> str:
-    """A number of bytes for people."""
+def format_bytes(count: float) -> str:
+    """Format a number of bytes, such as '1.5 MiB'."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -70,30 +73,28 @@ def size(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
-def percent(value: float | None) -> str:
+def format_percent(value: float | None) -> str:
+    """Format a fraction, such as '82.50 %', or '-' if there is none."""
     return "-" if value is None else f"{100 * value:.2f} %"
 
 
-def duration(seconds: float) -> str:
-    """Seconds for people."""
+def format_duration(seconds: float) -> str:
+    """Format seconds, such as '42 s' or '3 min 05 s'."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-MOST_ROUNDS = 10  # rows of a run's table
-
-
-def put_result(result: Mapping[str, Any]) -> None:
-    """One finished run: some of its rounds with the best marked, and its headline."""
-    _put_rounds(result)
+def print_result(result: Mapping[str, Any]) -> None:
+    """Print the result of a run: a table of rounds with the best ones marked, and a summary."""
+    _print_rounds(result)
 
     def accuracy(kind: str, which: str) -> str:
         measured = result["accuracy"][kind]
-        return percent(None if measured is None else measured[which])
+        return format_percent(None if measured is None else measured[which])
 
-    put_table(
+    print_table(
         [
             "method",
             "data",
@@ -119,27 +120,27 @@ def put_result(result: Mapping[str, Any]) -> None:
     )
 
 
-def _put_rounds(result: Mapping[str, Any]) -> None:
-    """The first, last, best and some other rounds; * is the best of a column."""
+def _print_rounds(result: Mapping[str, Any]) -> None:
+    """Print the first, last and best rounds and some between them; * marks the best value of a column."""
     accuracy = result["accuracy"]
     kinds = [kind for kind in ("personal", "global") if accuracy[kind] is not None]
     count = len(result["loss"]["by_round"])
     best = {kind: accuracy[kind]["best_round"] for kind in kinds}
-    step = max(1, -(-count // MOST_ROUNDS))
+    step = max(1, -(-count // MAX_ROUNDS_SHOWN))
     shown = sorted({1, count, *best.values(), *range(step, count + 1, step)})
 
     def marked(kind: str, number: int) -> str:
         value = accuracy[kind]["by_round"][number - 1]
-        return f"* {percent(value)}" if best[kind] == number else percent(value)
+        return f"* {format_percent(value)}" if best[kind] == number else format_percent(value)
 
-    put_table(
+    print_table(
         ["round", *kinds, "loss", "up", "down", "seconds"],
         [
             [
                 number,
                 *(marked(kind, number) for kind in kinds),
                 "-" if (loss := result["loss"]["by_round"][number - 1]) is None else f"{loss:.4f}",
-                *(size(result["bytes"][f"{way}_by_round"][number - 1]) for way in ("up", "down")),
+                *(format_bytes(result["bytes"][f"{way}_by_round"][number - 1]) for way in ("up", "down")),
                 f"{result['seconds']['by_round'][number - 1]:.2f}",
             ]
             for number in shown

@@ -1,4 +1,4 @@
-"""Progress on stderr: bars and numbers in a terminal, a line per round elsewhere, nothing when quiet."""
+"""Progress of runs on stderr: bars in a terminal, one line per round elsewhere, nothing with --quiet."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from polyfed.cli.output import console, duration, one_sentence, percent, say, size
+from polyfed.cli.output import (
+    format_bytes,
+    format_duration,
+    format_percent,
+    make_console,
+    print_message,
+    single_line,
+)
 from polyfed.runs.records import KINDS, RoundRecord
 
 if TYPE_CHECKING:
@@ -21,8 +28,8 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Glance:
-    """What is shown of a round, or of all rounds before a checkpoint."""
+class ProgressSnapshot:
+    """The numbers shown for one round, or for all rounds so far."""
 
     round: int = 0
     accuracy: dict[str, float] = field(default_factory=dict)
@@ -32,8 +39,8 @@ class Glance:
     down: int = 0
     failures: int = 0
 
-    def add(self, later: Glance) -> None:
-        """Take in a later round. One that was not evaluated leaves the accuracies as they were."""
+    def add(self, later: ProgressSnapshot) -> None:
+        """Add a later round. A round without evaluation leaves the accuracies unchanged."""
         self.round = later.round
         self.accuracy |= later.accuracy
         for kind, value in later.best.items():
@@ -43,174 +50,10 @@ class Glance:
         self.failures += later.failures
 
 
-@dataclass
-class Line:
-    """One run that is shown."""
-
-    label: str
-    rounds: int = 0
-    first: int = 0  # rounds that were done before this process came
-    so_far: Glance = field(default_factory=Glance)
-    began: float = field(default_factory=time.monotonic)
-    bar: TaskID | None = None
-
-    def numbers(self) -> str:
-        """Accuracy and bytes so far, in a few words."""
-        shown = [f"{kind} {percent(value)}" for kind, value in self.so_far.accuracy.items()]
-        failed = [f"{self.so_far.failures} failed"] if self.so_far.failures else []
-        return "  ".join([*shown, size(self.so_far.up + self.so_far.down), *failed])
-
-    def details(self) -> list[tuple[str, str]]:
-        """Everything that is known, by name."""
-        now = self.so_far
-        facts = [
-            (kind, f"{percent(value)}, best {percent(now.best.get(kind))}") for kind, value in now.accuracy.items()
-        ]
-        if now.loss is not None:
-            facts.append(("loss", f"{now.loss:.4g}"))
-        facts.append(("bytes", f"{size(now.up)} up, {size(now.down)} down"))
-        each = self.each()
-        if each is not None:
-            facts.append(("time", f"{each:.2g} s per round" if each < 10 else f"{duration(each)} per round"))
-        facts.append(("failures", str(now.failures)))
-        return facts
-
-    def each(self) -> float | None:
-        """Seconds per round, by the rounds of this process."""
-        fresh = self.so_far.round - self.first
-        return (time.monotonic() - self.began) / fresh if fresh else None
-
-    def left(self) -> str:
-        """How long it will take."""
-        each = self.each()
-        if each is None:
-            return ""
-        remaining = self.rounds - self.so_far.round
-        return f"{duration(each * remaining)} left" if remaining else "done"
-
-
-class Board:
-    """Where runs are shown. Used in a `with` block; several threads may report to it."""
-
-    def __init__(self, *, quiet: bool = False, every_round: bool = True) -> None:
-        self._quiet = quiet
-        self._every_round = every_round
-        self._lines: list[Line] = []
-        self._bars: Progress | None = None
-
-    def __enter__(self) -> Board:
-        if not self._quiet and sys.stderr.isatty():
-            self._bars = bars(self._lines if self._every_round else None)
-            self._bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bars is not None:
-            self._bars.stop()
-            self._bars = None
-
-    def add(self, label: str) -> Line:
-        """A run that is being prepared."""
-        line = Line(one_sentence(label))
-        self._lines.append(line)
-        if self._bars is not None:
-            line.bar = self._bars.add_task(line.label, total=None, round="preparing", numbers="", left="")
-        return line
-
-    def begin(self, line: Line, rounds: int, before: Glance) -> None:
-        """Its first round starts; `before` is what was done until its checkpoint."""
-        line.rounds, line.first, line.so_far, line.began = rounds, before.round, before, time.monotonic()
-        self._draw(line)
-
-    def advance(self, line: Line, glance: Glance) -> None:
-        """A round is done."""
-        line.so_far.add(glance)
-        self._draw(line)
-        if self._bars is None and not self._quiet and self._every_round:
-            facts = [f"{name} {value}" for name, value in line.details() if (name, value) != ("failures", "0")]
-            say("  ".join([line.label, f"round {glance.round}/{line.rounds}", "; ".join([*facts, line.left()])]))
-
-    def finish(self, line: Line, word: str) -> None:
-        """A run of several has ended: its bar gives way to a line."""
-        if self._bars is not None and line.bar is not None:
-            self._bars.remove_task(line.bar)
-        self.note(f"{line.label}  {word}  {line.numbers()}  {duration(time.monotonic() - line.began)}")
-
-    def note(self, sentence: str) -> None:
-        if self._quiet:
-            return
-        if self._bars is None:
-            say(sentence)
-            return
-        try:
-            self._bars.console.print(one_sentence(sentence), markup=False, soft_wrap=True)
-        except RuntimeError:  # as in `say`
-            say(sentence)
-
-    def _draw(self, line: Line) -> None:
-        if self._bars is not None and line.bar is not None:
-            self._bars.update(
-                line.bar,
-                total=line.rounds,
-                completed=line.so_far.round,
-                round=f"round {line.so_far.round}/{line.rounds}",
-                numbers=line.numbers(),
-                left=line.left(),
-            )
-
-
-def bars(detailed: list[Line] | None) -> Progress:
-    """A bar per run; with `detailed`, what is known of each of these lines stands below in full."""
-    from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn
-    from rich.table import Table
-    from rich.text import Text
-
-    class Full(Progress):
-        def get_renderables(self) -> Iterable[RenderableType]:
-            yield self.make_tasks_table(self.tasks)
-            for line in detailed or []:
-                if line.so_far.round:
-                    grid = Table.grid(padding=(0, 2))
-                    for name, value in line.details():
-                        style = "red" if name == "failures" and line.so_far.failures else "cyan"
-                        grid.add_row(Text(f"  {name}", style="dim"), Text(value, style=style))
-                    yield grid
-
-    columns: list[ProgressColumn] = [
-        SpinnerColumn(),
-        TextColumn("{task.description}", style="bold", markup=False),
-        BarColumn(bar_width=24),
-        TextColumn("{task.fields[round]}", markup=False),
-    ]
-    if detailed is None:
-        columns.append(TextColumn("{task.fields[numbers]}", style="cyan", markup=False))
-    columns.append(TextColumn("{task.fields[left]}", style="dim", markup=False))
-    return Full(*columns, console=console(stderr=True), transient=True)
-
-
-class Watcher:
-    """Shows one run on a board: an observer of its experiment."""
-
-    def __init__(self, board: Board, label: str) -> None:
-        self._board = board
-        self._line = board.add(label)
-
-    def started(self, config: Config, folder: Path, done: int) -> None:
-        self._board.begin(self._line, config.rounds, until(folder, done))
-
-    def round_done(self, record: RoundRecord) -> None:
-        self._board.advance(self._line, brief(record))
-
-    def note(self, sentence: str) -> None:
-        self._board.note(sentence)
-
-
-def brief(record: RoundRecord) -> Glance:
-    """What is shown of a round."""
+def snapshot_of(record: RoundRecord) -> ProgressSnapshot:
+    """Return the numbers of one round."""
     accuracy = {kind: record.accuracy[kind].value for kind in KINDS if kind in record.accuracy}
-    return Glance(
+    return ProgressSnapshot(
         round=record.round,
         accuracy=accuracy,
         best=dict(accuracy),
@@ -221,19 +64,187 @@ def brief(record: RoundRecord) -> Glance:
     )
 
 
-def until(folder: Path, done: int) -> Glance:
-    """What the rounds before a checkpoint gave. A round that ran twice counts once, as in the result."""
-    total = Glance()
-    if not done:
+def snapshot_until(folder: Path, rounds: int) -> ProgressSnapshot:
+    """Return the numbers of the first rounds of a run, from its events. A repeated round counts once."""
+    total = ProgressSnapshot()
+    if not rounds:
         return total
     from polyfed.runs.folder import RunFolder
 
-    by_round: dict[int, Glance] = {}
+    by_round: dict[int, ProgressSnapshot] = {}
     for event in RunFolder(folder).events():
         record = RoundRecord.from_damaged(event) if event.get("event") == "round" else None
-        if record is not None and record.round <= done:
-            by_round[record.round] = brief(record)
+        if record is not None and record.round <= rounds:
+            by_round[record.round] = snapshot_of(record)
     for number in sorted(by_round):
         total.add(by_round[number])
-    total.round = done
+    total.round = rounds
     return total
+
+
+@dataclass
+class RunProgress:
+    """One run on a progress board."""
+
+    label: str
+    rounds: int = 0
+    resumed_at: int = 0  # rounds that were finished before this process started
+    total: ProgressSnapshot = field(default_factory=ProgressSnapshot)
+    started: float = field(default_factory=time.monotonic)
+    bar: TaskID | None = None
+
+    def headline(self) -> str:
+        """Return accuracy, bytes and failures so far, on one line."""
+        accuracies = [f"{kind} {format_percent(value)}" for kind, value in self.total.accuracy.items()]
+        failed = [f"{self.total.failures} failed"] if self.total.failures else []
+        return "  ".join([*accuracies, format_bytes(self.total.up + self.total.down), *failed])
+
+    def details(self) -> list[tuple[str, str]]:
+        """Return every number with its name."""
+        total = self.total
+        rows = [
+            (kind, f"{format_percent(value)}, best {format_percent(total.best.get(kind))}")
+            for kind, value in total.accuracy.items()
+        ]
+        if total.loss is not None:
+            rows.append(("loss", f"{total.loss:.4g}"))
+        rows.append(("bytes", f"{format_bytes(total.up)} up, {format_bytes(total.down)} down"))
+        seconds = self.seconds_per_round()
+        if seconds is not None:
+            text = f"{seconds:.2g} s" if seconds < 10 else format_duration(seconds)
+            rows.append(("time", f"{text} per round"))
+        rows.append(("failures", str(total.failures)))
+        return rows
+
+    def seconds_per_round(self) -> float | None:
+        """Return the mean duration of the rounds of this process, or None before the first."""
+        finished = self.total.round - self.resumed_at
+        return (time.monotonic() - self.started) / finished if finished else None
+
+    def remaining_time(self) -> str:
+        """Return the estimated time to the end of the run."""
+        seconds = self.seconds_per_round()
+        if seconds is None:
+            return ""
+        remaining = self.rounds - self.total.round
+        return f"{format_duration(seconds * remaining)} left" if remaining else "done"
+
+
+class ProgressBoard:
+    """Shows the progress of one or more runs. Use it in a `with` block; several threads may report to it."""
+
+    def __init__(self, *, quiet: bool = False, every_round: bool = True) -> None:
+        self._quiet = quiet
+        self._every_round = every_round
+        self._runs: list[RunProgress] = []
+        self._bars: Progress | None = None
+
+    def __enter__(self) -> ProgressBoard:
+        if not self._quiet and sys.stderr.isatty():
+            self._bars = make_bars(self._runs if self._every_round else None)
+            self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = None
+
+    def add(self, label: str) -> RunProgress:
+        """Add a run that has not started its rounds yet."""
+        run = RunProgress(single_line(label))
+        self._runs.append(run)
+        if self._bars is not None:
+            run.bar = self._bars.add_task(run.label, total=None, round="preparing", headline="", remaining="")
+        return run
+
+    def start(self, run: RunProgress, rounds: int, before: ProgressSnapshot) -> None:
+        """Start a run's rounds; `before` holds the numbers up to its checkpoint."""
+        run.rounds, run.resumed_at, run.total, run.started = rounds, before.round, before, time.monotonic()
+        self._draw(run)
+
+    def advance(self, run: RunProgress, snapshot: ProgressSnapshot) -> None:
+        """Add a finished round."""
+        run.total.add(snapshot)
+        self._draw(run)
+        if self._bars is None and not self._quiet and self._every_round:
+            facts = [f"{name} {value}" for name, value in run.details() if (name, value) != ("failures", "0")]
+            details = "; ".join([*facts, run.remaining_time()])
+            print_message("  ".join([run.label, f"round {snapshot.round}/{run.rounds}", details]))
+
+    def finish(self, run: RunProgress, outcome: str) -> None:
+        """Replace the bar of a run that has ended by one line."""
+        if self._bars is not None and run.bar is not None:
+            self._bars.remove_task(run.bar)
+        self.note(f"{run.label}  {outcome}  {run.headline()}  {format_duration(time.monotonic() - run.started)}")
+
+    def note(self, sentence: str) -> None:
+        """Print a message above the bars."""
+        if self._quiet:
+            return
+        if self._bars is None:
+            print_message(sentence)
+            return
+        try:
+            self._bars.console.print(single_line(sentence), markup=False, soft_wrap=True)
+        except RuntimeError:  # called by a signal handler, see `print_message`
+            print_message(sentence)
+
+    def _draw(self, run: RunProgress) -> None:
+        if self._bars is not None and run.bar is not None:
+            self._bars.update(
+                run.bar,
+                total=run.rounds,
+                completed=run.total.round,
+                round=f"round {run.total.round}/{run.rounds}",
+                headline=run.headline(),
+                remaining=run.remaining_time(),
+            )
+
+
+def make_bars(detailed: list[RunProgress] | None) -> Progress:
+    """Return one progress bar per run. With `detailed`, show all numbers of these runs below the bars."""
+    from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn
+    from rich.table import Table
+    from rich.text import Text
+
+    class DetailedProgress(Progress):
+        def get_renderables(self) -> Iterable[RenderableType]:
+            yield self.make_tasks_table(self.tasks)
+            for run in detailed or []:
+                if run.total.round:
+                    grid = Table.grid(padding=(0, 2))
+                    for name, value in run.details():
+                        style = "red" if name == "failures" and run.total.failures else "cyan"
+                        grid.add_row(Text(f"  {name}", style="dim"), Text(value, style=style))
+                    yield grid
+
+    columns: list[ProgressColumn] = [
+        SpinnerColumn(),
+        TextColumn("{task.description}", style="bold", markup=False),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[round]}", markup=False),
+    ]
+    if detailed is None:
+        columns.append(TextColumn("{task.fields[headline]}", style="cyan", markup=False))
+    columns.append(TextColumn("{task.fields[remaining]}", style="dim", markup=False))
+    return DetailedProgress(*columns, console=make_console(stderr=True), transient=True)
+
+
+class ProgressObserver:
+    """Observer of an experiment that shows it on a progress board."""
+
+    def __init__(self, board: ProgressBoard, label: str) -> None:
+        self._board = board
+        self._run = board.add(label)
+
+    def started(self, config: Config, folder: Path, done: int) -> None:
+        self._board.start(self._run, config.rounds, snapshot_until(folder, done))
+
+    def round_done(self, record: RoundRecord) -> None:
+        self._board.advance(self._run, snapshot_of(record))
+
+    def note(self, sentence: str) -> None:
+        self._board.note(sentence)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from polyfed.cli.output import put, say
+from polyfed.cli.output import print_message, print_text
 
 
 def report(
@@ -32,8 +32,8 @@ def report(
     path = out or folders[0] / "report.html"
     count, left_out = write_report(folders, path, by=by or (), baseline=baseline)
     for sentence in left_out:
-        say(sentence)
-    put(f"{path}: a report on {count} run{'s' if count != 1 else ''}")
+        print_message(sentence)
+    print_text(f"{path}: a report on {count} run{'s' if count != 1 else ''}")
 
 
 COMMANDS = {"report": report}

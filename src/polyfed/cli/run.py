@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polyfed.cli.output import put, put_result, say
+from polyfed.cli.output import print_message, print_result, print_text
 from polyfed.errors import PolyfedError
 
 if TYPE_CHECKING:
@@ -62,29 +62,29 @@ def resume(
 def _run_and_print(opened: OpenedRun, json: bool, quiet: bool) -> None:
     folder, result = opened.folder, opened.result
     if result is not None:
-        say(f"{folder.path} has finished: nothing to do")
+        print_message(f"{folder.path} has finished: nothing to do")
     else:
         if opened.exists and not quiet:
-            say(f"{folder.path} exists: resuming from its last checkpoint")
+            print_message(f"{folder.path} exists: resuming from its last checkpoint")
         result = _run(opened, quiet)
-    put_outcome(result, folder.path, json)
+    print_outcome(result, folder.path, json)
 
 
-def put_outcome(result: Result, folder: Path, json: bool) -> None:
+def print_outcome(result: Result, folder: Path, json: bool) -> None:
     """Print the result of a finished run, and how many replies of clients failed."""
     from polyfed.runs.folder import RunFolder
 
     if result["failures"]:
         first = result["failures"][0]
-        say(
+        print_message(
             f"{len(result['failures'])} replies of clients were missing or invalid, the first from client "
             f"{first['client']} in round {first['round']}: {first['message']}"
         )
     if json:
-        put(RunFolder(folder).result_file.read_text())
+        print_text(RunFolder(folder).result_file.read_text())
         return
-    put_result(result)
-    put(f"Run folder: {folder}")
+    print_result(result)
+    print_text(f"Run folder: {folder}")
 
 
 def _run(opened: OpenedRun, quiet: bool) -> Result:
@@ -94,17 +94,17 @@ def _run(opened: OpenedRun, quiet: bool) -> Result:
         zygote.start_early()  # it imports torch while this process does
     try:
         from polyfed import api
-        from polyfed.cli.progress import Board, Watcher
+        from polyfed.cli.progress import ProgressBoard, ProgressObserver
 
-        with Board(quiet=quiet) as board, crash_recorded(opened.folder.path):
-            watcher = Watcher(board, str(opened.config.method["name"]))
+        with ProgressBoard(quiet=quiet) as board, record_crash(opened.folder.path):
+            watcher = ProgressObserver(board, str(opened.config.method["name"]))
             return api.execute(opened, observers=[watcher])
     finally:
         zygote.drop_early()
 
 
 @contextlib.contextmanager
-def crash_recorded(folder: Path) -> Iterator[None]:
+def record_crash(folder: Path) -> Iterator[None]:
     """Record the traceback of an unexpected error in the events of the run folder, if the folder exists."""
     try:
         yield

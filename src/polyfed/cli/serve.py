@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from polyfed.cli.keys import HOME
-from polyfed.cli.output import put, say
-from polyfed.cli.run import CONFIG, JSON, OVERRIDES, QUIET, crash_recorded, put_outcome
+from polyfed.cli.output import print_message, print_text
+from polyfed.cli.run import CONFIG, JSON, OVERRIDES, QUIET, print_outcome, record_crash
 
 if TYPE_CHECKING:
     from polyfed.config import Config
@@ -42,8 +42,7 @@ def serve(
 
     If the run folder already exists, resume from its last checkpoint. Example: polyfed serve federation.yaml
     """
-    from polyfed.config import parse
-    from polyfed.config.sources import apply_overrides, read_source
+    from polyfed.config import load_config
     from polyfed.deploy.processes import require_flower
 
     require_flower()
@@ -52,7 +51,7 @@ def serve(
     from polyfed.deploy.site_registry import SiteRegistry
     from polyfed.runs.folder import RunFolder
 
-    chosen = parse(apply_overrides(read_source(config), overrides or []), config)
+    chosen = load_config(config, overrides or [])
     if not insecure:
         chosen = with_sites(chosen, list(SiteRegistry(home).sites()), RunFolder(api.run_path(chosen, out)), home)
     chosen = chosen.model_copy(update={"engine": chosen.engine.model_copy(update={"name": "flower"})})
@@ -61,7 +60,7 @@ def serve(
     prefix = INSECURE_PREFIX if insecure else ""
 
     def notify(text: str) -> None:
-        say(f"{prefix}{text}")
+        print_message(f"{prefix}{text}")
 
     if result is not None:
         notify(f"{folder.path} has finished: nothing to do")
@@ -72,7 +71,7 @@ def serve(
         with Coordinator(home, notify, host, port, not insecure) as coordinator:
             _print_join_command(notify, chosen, host, coordinator.gateway.port, home, insecure)
             result = _run(coordinator.run, chosen, folder, quiet, prefix)
-    put_outcome(result, folder.path, json)
+    print_outcome(result, folder.path, json)
 
 
 def with_sites(config: Config, admitted: list[str], folder: RunFolder, home: Path) -> Config:
@@ -106,10 +105,10 @@ def _print_join_command(
 
 
 def _run(run: Callable[..., Result], config: Config, folder: RunFolder, quiet: bool, prefix: str) -> Result:
-    from polyfed.cli.progress import Board, Watcher
+    from polyfed.cli.progress import ProgressBoard, ProgressObserver
 
-    with Board(quiet=quiet) as board, crash_recorded(folder.path):
-        return run(config, folder, [Watcher(board, f"{prefix}{config.method['name']}")])
+    with ProgressBoard(quiet=quiet) as board, record_crash(folder.path):
+        return run(config, folder, [ProgressObserver(board, f"{prefix}{config.method['name']}")])
 
 
 def export_app(
@@ -121,12 +120,11 @@ def export_app(
 
     Example: polyfed export-app quickstart app/, then flwr run app/
     """
-    from polyfed.config import parse
-    from polyfed.config.sources import apply_overrides, read_source
+    from polyfed.config import load_config
     from polyfed.deploy.export import write_app
 
-    for line in write_app(parse(apply_overrides(read_source(config), overrides or []), config), folder):
-        put(line)
+    for line in write_app(load_config(config, overrides or []), folder):
+        print_text(line)
 
 
 COMMANDS: dict[str, Callable[..., None]] = {"serve": serve, "export-app": export_app}

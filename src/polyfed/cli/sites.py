@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from polyfed.cli.keys import HOME, Home
-from polyfed.cli.output import put, put_json, put_table
+from polyfed.cli.output import print_json, print_table, print_text
 
 if TYPE_CHECKING:
     from polyfed.deploy.site_registry import SiteRegistry
@@ -45,12 +45,12 @@ def show(
         for entry in registry.entries()
     ]
     if json:
-        put_json([dict(zip(("name", "standing", "online", "key"), row, strict=True)) for row in rows])
+        print_json([dict(zip(("name", "standing", "online", "key"), row, strict=True)) for row in rows])
     elif not rows:
-        put(f"No site is admitted in {home}; admit one with: polyfed sites admit NAME FILE.pub")
+        print_text(f"No site is admitted in {home}; admit one with: polyfed sites admit NAME FILE.pub")
     else:
         texts = {None: "no coordinator runs", True: "yes", False: "no"}
-        put_table(
+        print_table(
             ["site", "status", "online", "key ends in"],
             [(name, status, texts[is_online], key[-12:]) for name, status, is_online, key in rows],
         )
@@ -70,7 +70,7 @@ def admit(
     from polyfed.deploy.keys import read_public_key
 
     registry.admit(name, read_public_key(key))
-    put(f"Site {name} is admitted{_apply(home, registry)}.")
+    print_text(f"Site {name} is admitted{_apply(home, registry)}.")
 
 
 @app.command("revoke")
@@ -84,7 +84,7 @@ def revoke(
     """
     registry = _registry(home)
     registry.revoke(name)
-    put(f"Site {name} is revoked{_apply(home, registry)}.")
+    print_text(f"Site {name} is revoked{_apply(home, registry)}.")
 
 
 def _registry(home: Path) -> SiteRegistry:

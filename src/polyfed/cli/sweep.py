@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyfed.cli.output import put, say
+from polyfed.cli.output import print_message, print_text
 from polyfed.cli.run import CONFIG, QUIET
 from polyfed.errors import InputError, PolyfedError
 from polyfed.machine import available_cores
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class SweepStoppedError(PolyfedError):
-    """The user stopped a sweep; the checkpoints of its runs are whole."""
+    """The user stopped a sweep. Its runs can be resumed from their checkpoints."""
 
     exit_code = 130
 
@@ -26,20 +27,26 @@ def sweep(
     config: CONFIG,
     axes: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=V1,V2]...", help="The grid, e.g. method=local,fedproto train.lr=0.01,0.1."),
+        typer.Argument(
+            metavar="[KEY=V1,V2]...",
+            help="The axes of the grid: config keys with comma-separated values.",
+        ),
     ] = None,
     seeds: Annotated[
-        str | None, typer.Option(help="Seeds of each cell, e.g. 0,1,2.", show_default="the config's")
+        str | None, typer.Option(help="Random seeds, separated by commas.", show_default="the config's seed")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The folder for the runs.", show_default="runs/CONFIG-sweep")
+        Path | None, typer.Option(help="Folder for the run folders.", show_default="runs/CONFIG-sweep")
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(help="Runs at a time.", show_default="as many as there are cores")
-    ] = None,
+    jobs: Annotated[int | None, typer.Option(help="Number of runs at a time.", show_default="one per core")] = None,
     quiet: QUIET = False,
 ) -> None:
-    """Run a grid of settings times seeds. What is done is skipped, so a sweep can be stopped and started."""
+    """Run a grid of settings and seeds, and compare the results.
+
+    Finished runs are skipped and unfinished runs are resumed, so you can stop a sweep and start it again.
+
+    Example: polyfed sweep quickstart method=local,fedproto train.lr=0.01,0.1 --seeds 0,1,2
+    """
     from polyfed import api
     from polyfed.config.sources import read_source
     from polyfed.config.sweep import parse_seeds, plan_sweep
@@ -47,73 +54,72 @@ def sweep(
     if jobs is not None and jobs < 1:
         raise InputError(f"--jobs is {jobs}; expected 1 or more")
     raw = read_source(config)
-    chosen = parse_seeds(seeds) if seeds is not None else [raw.get("seed", 0)]
-    where = out or Path("runs") / f"{Path(config).stem}-sweep"
-    cells = plan_sweep(raw, axes or [], chosen, where)
-    todo = [cell for cell in cells if api.open_run(cell.config, cell.folder).result is None]
-    if len(todo) < len(cells):
-        say(f"{len(cells) - len(todo)} of {len(cells)} runs are finished already")
-    failed, stopped = _work(todo, jobs, quiet) if todo else ({}, {})
+    chosen_seeds = parse_seeds(seeds) if seeds is not None else [raw.get("seed", 0)]
+    folder = out or Path("runs") / f"{Path(config).stem}-sweep"
+    runs = plan_sweep(raw, axes or [], chosen_seeds, folder)
+    unfinished = [run for run in runs if api.open_run(run.config, run.folder).result is None]
+    if len(unfinished) < len(runs):
+        print_message(f"{len(runs) - len(unfinished)} of {len(runs)} runs have finished already")
+    failed, stopped = _run_all(unfinished, jobs, quiet) if unfinished else ({}, {})
     for name, message in failed.items():
-        say(f"{name} failed: {message}")
+        print_message(f"{name} failed: {message}")
     if stopped:
-        raise SweepStoppedError(f"stopped with {len(stopped)} runs under way; the same command goes on with them")
-    if len(failed) < len(cells):
-        _put_comparison(cells, raw, axes or [])
-    put(f"Run folders: {where}")
+        raise SweepStoppedError(f"stopped {len(stopped)} unfinished runs; run the same command again to resume them")
+    if len(failed) < len(runs):
+        _print_comparison(runs, axes or [])
+    print_text(f"Run folders: {folder}")
     if failed:
         raise typer.Exit(1)
 
 
-def _work(cells: list[SweepRun], jobs: int | None, quiet: bool) -> tuple[dict[str, str], dict[str, str]]:
-    from polyfed.cli.progress import Board
-    from polyfed.cli.sweep_workers import Crew
+def _run_all(runs: list[SweepRun], jobs: int | None, quiet: bool) -> tuple[dict[str, str], dict[str, str]]:
+    """Run the runs of a sweep. Return the failed and the stopped ones, with a message each."""
+    from polyfed.cli.progress import ProgressBoard
+    from polyfed.cli.sweep_workers import SweepWorkers
 
-    shared, count = share_out(cells, jobs)
-    with Board(quiet=quiet, every_round=False) as board:
-        board.note(f"{len(cells)} runs, {count} at a time")
-        outcomes = Crew(shared, count, board).work()
+    runs, count = allocate_cores(runs, jobs)
+    with ProgressBoard(quiet=quiet, every_round=False) as board:
+        board.note(f"{len(runs)} runs, {count} at a time")
+        outcomes = SweepWorkers(runs, count, board).run_all()
     return outcomes.failed, outcomes.stopped
 
 
-def share_out(cells: list[SweepRun], jobs: int | None, cores: int | None = None) -> tuple[list[SweepRun], int]:
-    """The cells with engines that together use the machine once, and how many run at a time.
+def allocate_cores(runs: list[SweepRun], jobs: int | None, cores: int | None = None) -> tuple[list[SweepRun], int]:
+    """Choose how many runs are active at a time and how many workers each has, so that all cores are busy once.
 
-    A run in one process has no start-up of a pool and never waits for its slowest client, so many runs at a time
-    with a core each are faster than one after the other with all cores; results do not depend on it. An engine that
-    the config sets is left as it is.
+    Many runs with one core each are faster than one run after the other with all cores: a run in one process has no
+    pool to start and never waits for its slowest client. Results do not depend on it. Engine settings of the config
+    are not changed.
     """
-    import dataclasses
-
     cores = cores or available_cores()
-    engine = cells[0].config.engine
+    engine = runs[0].config.engine
     if engine.name == "serial":
-        return cells, jobs or min(cores, len(cells))
+        return runs, jobs or min(cores, len(runs))
     if engine.name == "ray":
-        return cells, jobs or 1  # its workers are the cluster's
+        return runs, jobs or 1  # its workers belong to the cluster
     if engine.workers != "auto":
-        return cells, jobs or max(1, min(cores // engine.workers, len(cells)))
-    count = min(jobs or cores, len(cells))
+        return runs, jobs or max(1, min(cores // engine.workers, len(runs)))
+    count = min(jobs or cores, len(runs))
     workers = max(1, cores // count)
     settings: dict[str, Any] = {"name": "serial"} if workers == 1 else {"workers": workers}
-    shared = [
+    allocated = [
         dataclasses.replace(
-            cell,
-            config=cell.config.model_copy(update={"engine": cell.config.engine.model_copy(update=settings)}),
+            run,
+            config=run.config.model_copy(update={"engine": run.config.engine.model_copy(update=settings)}),
         )
-        for cell in cells
+        for run in runs
     ]
-    return shared, count
+    return allocated, count
 
 
-def _put_comparison(cells: list[SweepRun], raw: Any, axes: list[str]) -> None:
-    from polyfed.cli.compare import put_comparison
+def _print_comparison(runs: list[SweepRun], axes: list[str]) -> None:
+    from polyfed.cli.compare import print_comparison
     from polyfed.comparison import compare
     from polyfed.config.sweep import split_values
 
     keys = [key for key, _, values in (axis.partition("=") for axis in axes) if len(split_values(values)) > 1]
-    folders = [cell.folder for cell in cells if (cell.folder / "result.json").exists()]
-    put_comparison(compare(folders, by=[key for key in keys if key not in {"method", "method.name"}]), "table")
+    folders = [run.folder for run in runs if (run.folder / "result.json").exists()]
+    print_comparison(compare(folders, by=[key for key in keys if key not in {"method", "method.name"}]), "table")
 
 
 COMMANDS = {"sweep": sweep}

@@ -1,7 +1,7 @@
-"""Runs several runs at a time, each in a process that imports torch once and then runs one after the other.
+"""Processes that run the runs of a sweep. Each process imports torch once and then runs one run after another.
 
-Cells go to such a process, and what happens comes back, as lines of JSON. The processes are apart from the terminal,
-so that Ctrl-C reaches only the command, which then asks each run to stop with a checkpoint.
+Runs are sent to a process, and its events come back, as lines of JSON. The processes are not in the terminal's
+process group: Ctrl-C reaches only the command, which then asks each run to stop with a checkpoint.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-from polyfed.cli.progress import Board, Glance, Line, brief, until
+from polyfed.cli.progress import ProgressBoard, ProgressSnapshot, RunProgress, snapshot_of, snapshot_until
 from polyfed.config import Config
 from polyfed.config.sweep import SweepRun
 from polyfed.errors import PolyfedError
@@ -30,98 +30,99 @@ STOPPED = 130
 
 
 @dataclass
-class Outcomes:
-    """How the cells of a sweep ended: names with a sentence each."""
+class SweepOutcomes:
+    """The runs of a sweep that did not finish: names with a message each."""
 
     failed: dict[str, str] = field(default_factory=dict)
     stopped: dict[str, str] = field(default_factory=dict)
 
 
-class Crew:
-    """Processes that work through a queue of cells."""
+class SweepWorkers:
+    """Worker processes that take runs from a queue."""
 
-    def __init__(self, cells: Sequence[SweepRun], jobs: int, board: Board) -> None:
-        self._queue = deque(cells)
-        self._jobs = min(jobs, len(cells))
+    def __init__(self, runs: Sequence[SweepRun], count: int, board: ProgressBoard) -> None:
+        self._queue = deque(runs)
+        self._count = min(count, len(runs))
         self._board = board
-        self._children: dict[int, subprocess.Popen[str]] = {}
-        self._lines: dict[int, Line] = {}  # what each process works on
-        self._stops = 0
-        self.outcomes = Outcomes()
+        self._processes: dict[int, subprocess.Popen[str]] = {}
+        self._progress: dict[int, RunProgress] = {}  # the current run of each worker
+        self._interrupts = 0
+        self.outcomes = SweepOutcomes()
 
-    def work(self) -> Outcomes:
-        """Until the queue is empty, or the user wants to stop."""
-        threads = [threading.Thread(target=self._run_queue, args=(k,), daemon=True) for k in range(self._jobs)]
-        with self._stopping_politely():
+    def run_all(self) -> SweepOutcomes:
+        """Run until the queue is empty or the user stops the sweep."""
+        threads = [threading.Thread(target=self._run_worker, args=(k,), daemon=True) for k in range(self._count)]
+        with self._handle_signals():
             for thread in threads:
                 thread.start()
             for thread in threads:
                 while thread.is_alive():
-                    thread.join(0.2)  # short, so that a signal is seen
+                    thread.join(0.2)  # a short timeout, so that signal handlers get to run
         return self.outcomes
 
-    def _run_queue(self, number: int) -> None:
-        """The life of one place: its process gets cell after cell. A process that dies takes one cell with it."""
-        while not self._stops:
+    def _run_worker(self, worker: int) -> None:
+        """Send one run after another to a process. If the process dies, its run has failed and a new one starts."""
+        while not self._interrupts:
             try:
-                cell = self._queue.popleft()
+                run = self._queue.popleft()
             except IndexError:
                 break
-            child = self._children.get(number)
-            if child is None or child.poll() is not None:
-                child = self._children[number] = _start()
-            line = self._lines[number] = self._board.add(cell.name)
-            self._run_cell(child, cell, line)
-        last = self._children.get(number)
+            process = self._processes.get(worker)
+            if process is None or process.poll() is not None:
+                process = self._processes[worker] = _start_process()
+            progress = self._progress[worker] = self._board.add(run.name)
+            self._execute(process, run, progress)
+        last = self._processes.get(worker)
         if last is not None:
             with contextlib.suppress(OSError):
-                _pipe(last.stdin).close()  # it ends when there is nothing more to read
+                _pipe(last.stdin).close()  # the process ends at the end of its input
             last.wait()
 
-    def _run_cell(self, child: subprocess.Popen[str], cell: SweepRun, line: Line) -> None:
+    def _execute(self, process: subprocess.Popen[str], run: SweepRun, progress: RunProgress) -> None:
         try:
-            order = {"config": cell.config.to_dict(), "out": str(cell.folder), "path": sys.path}
-            _pipe(child.stdin).write(json.dumps(order) + "\n")
-            _pipe(child.stdin).flush()
-            for text in _pipe(child.stdout):
+            request = {"config": run.config.to_dict(), "out": str(run.folder), "path": sys.path}
+            _pipe(process.stdin).write(json.dumps(request) + "\n")
+            _pipe(process.stdin).flush()
+            for text in _pipe(process.stdout):
                 event = json.loads(text)
                 match event["event"]:
                     case "started":
-                        self._board.begin(line, event["rounds"], Glance(**event["before"]))
+                        self._board.start(progress, event["rounds"], ProgressSnapshot(**event["before"]))
                     case "round":
-                        self._board.advance(line, Glance(**event["glance"]))
+                        self._board.advance(progress, ProgressSnapshot(**event["snapshot"]))
                     case "note":
-                        if not self._stops:  # that it stops, each run says too
-                            self._board.note(f"{cell.name}: {event['message']}")
+                        if not self._interrupts:  # every run notes that it stops; the board says so once
+                            self._board.note(f"{run.name}: {event['message']}")
                     case "done":
-                        return self._board.finish(line, "done")
+                        return self._board.finish(progress, "done")
                     case _:
-                        return self._ended(cell, event["code"], event["message"], line)
+                        return self._end(run, event["code"], event["message"], progress)
         except OSError:
-            pass  # its end of the pipe is gone
-        code = child.wait()
-        return self._ended(cell, STOPPED if self._stops else 1, f"its process ended with exit code {code}", line)
+            pass  # the process has closed its end of the pipe
+        code = process.wait()
+        message = f"its process ended with exit code {code}"
+        return self._end(run, STOPPED if self._interrupts else 1, message, progress)
 
-    def _ended(self, cell: SweepRun, code: int, message: str, line: Line) -> None:
-        # a run that had not begun was just stopped, however its process ended
-        stopped = code == STOPPED or (self._stops > 0 and line.rounds == 0)
-        (self.outcomes.stopped if stopped else self.outcomes.failed)[cell.name] = message
-        self._board.finish(line, "stopped" if stopped else "failed")
+    def _end(self, run: SweepRun, code: int, message: str, progress: RunProgress) -> None:
+        # during an interrupt, a run without rounds counts as stopped, whatever its exit code is
+        stopped = code == STOPPED or (self._interrupts > 0 and progress.rounds == 0)
+        (self.outcomes.stopped if stopped else self.outcomes.failed)[run.name] = message
+        self._board.finish(progress, "stopped" if stopped else "failed")
 
     @contextlib.contextmanager
-    def _stopping_politely(self) -> Iterator[None]:
-        """Each Ctrl-C goes on to the runs: the first ends them after their round, the second at once."""
+    def _handle_signals(self) -> Iterator[None]:
+        """Forward Ctrl-C to the runs: the first stops each run after its round, the second stops it at once."""
 
         def ask_to_stop(number: int, frame: FrameType | None) -> None:
-            self._stops += 1
-            if self._stops == 1:
-                self._board.note("stopping each run after its round, with a checkpoint; once more to stop at once")
-            for place, child in list(self._children.items()):
-                if child.poll() is None:
-                    # before its first round a run has nothing to save, and Python would only print where it was
-                    begun = self._lines[place].rounds > 0
-                    polite = signal.SIGINT if begun else signal.SIGTERM
-                    child.send_signal(polite if self._stops < 3 else signal.SIGKILL)
+            self._interrupts += 1
+            if self._interrupts == 1:
+                self._board.note("stopping each run after its round, with a checkpoint; interrupt again to stop now")
+            for worker, process in list(self._processes.items()):
+                if process.poll() is None:
+                    # before its first round a run has nothing to save, and SIGINT would print a traceback
+                    running = self._progress[worker].rounds > 0
+                    polite = signal.SIGINT if running else signal.SIGTERM
+                    process.send_signal(polite if self._interrupts < 3 else signal.SIGKILL)
 
         before = {number: signal.signal(number, ask_to_stop) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -131,8 +132,8 @@ class Crew:
                 signal.signal(number, handler)
 
 
-def _start() -> subprocess.Popen[str]:
-    # -P: the folder it starts in does not come before installed packages; it gets the command's own path with a cell
+def _start_process() -> subprocess.Popen[str]:
+    # -P: do not put the working directory before installed packages; a request brings the command's own sys.path
     command = [sys.executable, "-P", "-m", "polyfed.cli.sweep_workers"]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
@@ -141,73 +142,73 @@ def _pipe(stream: Any) -> TextIO:
     return stream  # type: ignore[no-any-return]
 
 
-# the other side
+# in the worker process
 
 
-class Channel:
-    """Lines of JSON to the command.
+class EventWriter:
+    """Writes events as lines of JSON to a file descriptor.
 
-    Each is one write of its own, without a buffer: a run notes from inside a signal handler that it was asked to
-    stop, which may be in the middle of another line's writing, and Python's buffers refuse that.
+    Each line is one unbuffered write: a signal handler may write an event while another one is being written, and
+    Python's buffers are not reentrant.
     """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
-    def tell(self, event: str, **facts: Any) -> None:
+    def write(self, event: str, **facts: Any) -> None:
         rest = (json.dumps({"event": event, **facts}) + "\n").encode()
         while rest:
             rest = rest[os.write(self._descriptor, rest) :]
 
 
-class _Reporter:
-    """An observer that writes what a board shows as lines of JSON."""
+class _EventObserver:
+    """Observer of an experiment that writes its progress as events."""
 
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
+    def __init__(self, events: EventWriter) -> None:
+        self._events = events
 
     def started(self, config: Config, folder: Path, done: int) -> None:
-        self._channel.tell("started", rounds=config.rounds, before=asdict(until(folder, done)))
+        self._events.write("started", rounds=config.rounds, before=asdict(snapshot_until(folder, done)))
 
     def round_done(self, record: RoundRecord) -> None:
-        self._channel.tell("round", glance=asdict(brief(record)))
+        self._events.write("round", snapshot=asdict(snapshot_of(record)))
 
     def note(self, sentence: str) -> None:
-        self._channel.tell("note", message=sentence)
+        self._events.write("note", message=sentence)
 
 
 def serve() -> None:
-    """Run the cells that come in until there are no more."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a command in the background had it ignored
-    # what user code prints must not get between the lines of JSON, so it goes to stderr
-    channel = Channel(os.dup(sys.stdout.fileno()))
+    """Run the requests from stdin until its end."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored if the command runs in the background
+    # events go to the original stdout; what user code prints goes to stderr, so that it does not mix with them
+    events = EventWriter(os.dup(sys.stdout.fileno()))
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:
         for text in sys.stdin:
-            order = json.loads(text)
-            sys.path[:] = order["path"]
-            _serve_one(Config.from_dict(order["config"]), Path(order["out"]), channel)
+            request = json.loads(text)
+            sys.path[:] = request["path"]
+            _serve_request(Config.from_dict(request["config"]), Path(request["out"]), events)
     except (KeyboardInterrupt, BrokenPipeError):
-        os._exit(STOPPED)  # nobody listens any more
+        os._exit(STOPPED)  # the command has closed its end of the pipe
 
 
-def _serve_one(config: Config, out: Path, channel: Channel) -> None:
-    from polyfed.cli.run import crash_recorded
+def _serve_request(config: Config, out: Path, events: EventWriter) -> None:
+    from polyfed.cli.run import record_crash
 
     try:
         from polyfed.api import run_config
 
-        with crash_recorded(out):
-            run_config(config, out=out, observers=[_Reporter(channel)])
-        channel.tell("done")
+        with record_crash(out):
+            run_config(config, out=out, observers=[_EventObserver(events)])
+        events.write("done")
     except PolyfedError as error:
-        channel.tell("ended", code=error.exit_code, message=str(error))
+        events.write("ended", code=error.exit_code, message=str(error))
     except KeyboardInterrupt:
-        channel.tell("ended", code=STOPPED, message="stopped before its first round")
+        events.write("ended", code=STOPPED, message="stopped before its first round")
     except BrokenPipeError:
         raise
     except Exception as error:
-        channel.tell("ended", code=1, message=f"{type(error).__name__}: {error}")
+        events.write("ended", code=1, message=f"{type(error).__name__}: {error}")
 
 
 if __name__ == "__main__":

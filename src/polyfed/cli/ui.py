@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from polyfed.cli.output import put, say
+from polyfed.cli.output import print_message, print_text
 from polyfed.errors import InputError
 
 
@@ -26,8 +26,8 @@ def ui(
     from polyfed.ui.server import open_dashboard
 
     page = open_dashboard(folder, host, port)
-    put(page.address)
-    say("Ctrl-C ends the page; runs go on")
+    print_text(page.address)
+    print_message("Ctrl-C ends the page; runs go on")
     page.serve()
 
 
