@@ -214,11 +214,11 @@ ROW = {"t#values": torch.zeros(1, 2)}
 @pytest.mark.parametrize(
     ("frame", "said"),
     [
-        (forged(heads(scalars={"x": 1}), {"x": torch.zeros(2)}), "'x' is there twice"),
+        (forged(heads(scalars={"x": 1}), {"x": torch.zeros(2)}), "'x' occurs twice"),
         (forged(heads(scalars={"x": [1, 2]})), "'x' is a list"),
         (forged(heads(scalars=[1])), "malformed"),
         (forged(heads(scalars={"x": 1, "x/y": 2})), "'x/y'"),
-        (forged(heads(scalars={"a//b": 1})), "'a//b' is not a name"),
+        (forged(heads(scalars={"a//b": 1})), "'a//b' is not a valid name"),
         (forged(heads(tables={"t": [[2**70], False]}), ROW), "class"),
         (forged(heads(tables={"t": [[-1], False]}), ROW), "class -1"),
         (forged(heads(tables={"t": [[0], True]}), ROW), "'t' is incomplete"),

@@ -168,7 +168,7 @@ def test_the_client_with_the_clash_is_named() -> None:
     assert outcome.server["who"] == "0 1 3 4"
     (failure,) = outcome.failures
     assert failure["client"] == "2" and failure["kind"] == "refused"
-    assert "'x' is both in what goes to all and in what goes to each" in str(failure["message"])
+    assert "'x' is both in `shared` and in `each`" in str(failure["message"])
 
 
 def test_several_steps_in_one_call_answer_together() -> None:

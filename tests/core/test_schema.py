@@ -70,8 +70,8 @@ def test_right_messages_pass(kind: Field, value: Any) -> None:
         (TableField(), 3, "not a class table"),
         (TableField(), rows([0], 5), "5"),
         (TableField(), rows([0, 4], 3), "class 4 of 4"),
-        (TableField(), rows([0], 3, counts=True), "with counts"),
-        (TableField(counts=True), rows([0], 3), "without counts"),
+        (TableField(), rows([0], 3, counts=True), "has counts"),
+        (TableField(counts=True), rows([0], 3), "has no counts"),
         (TableField(), rows([0], 3, dtype=torch.float64), "F64"),
         (TensorField((4,)), torch.zeros(5), r"\(5,\)"),
         (TensorField((4,)), torch.zeros(4, 1), "1 dimensions"),
@@ -115,8 +115,8 @@ def test_fields_that_are_missing_or_unknown() -> None:
     assert refuse(schema, a=1) is None
     assert refuse(schema, a=1, b=torch.zeros(2)) is None
     assert refuse(schema, b=torch.zeros(2)) == "field 'a' is missing"
-    assert "'c' is not one of the step's (a, b)" in str(refuse(schema, a=1, c=2))
-    assert "it has none" in str(refuse({}, c=2))
+    assert "'c' is not declared by the step (a, b)" in str(refuse(schema, a=1, c=2))
+    assert "it declares none" in str(refuse({}, c=2))
     assert refuse({}) is None
 
 

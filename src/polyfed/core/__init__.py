@@ -1,4 +1,8 @@
-"""The narrow waist: what a method author touches, and nothing of any engine, dataset or method."""
+"""The interfaces that methods are written against: Method, Server, Client, Cohort, steps and message schemas.
+
+Also the machinery behind them: the round loop (`rounds`), calls (`door`), evaluation, and the client side (`host`).
+Nothing here knows a particular engine, dataset or method.
+"""
 
 from polyfed.core.class_tables import ClassMeans, ClassTable
 from polyfed.core.client import Client

@@ -1,4 +1,4 @@
-"""Averages of named weights, one reply at a time and in the order given."""
+"""Weighted averages of state dicts, accumulated one reply at a time in the given order."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from polyfed.core.payload import Weights
 
 
 class WeightedMean:
-    """The running mean of named weights. Holds one copy, whatever the number of clients.
+    """Running weighted mean of state dicts. Memory does not grow with the number of clients.
 
-    Sums are kept in double precision. Integer tensors (BatchNorm's counter) take the largest value, and
-    variances are kept from falling below zero (R3).
+    Sums are in double precision. Integer tensors (BatchNorm's counter) take the maximum, and running variances are
+    clamped at zero.
     """
 
     def __init__(self) -> None:
@@ -27,15 +27,15 @@ class WeightedMean:
             if not tensor.is_floating_point():
                 self._total[name] = torch.maximum(self._total[name], tensor) if name in self._total else tensor
                 continue
-            part = tensor.double() * weight
+            term = tensor.double() * weight
             if name in self._total:
-                self._total[name] += part
+                self._total[name] += term
             else:
-                self._total[name], self._dtype[name] = part, tensor.dtype
+                self._total[name], self._dtype[name] = term, tensor.dtype
         self._weight += weight
 
     def result(self, otherwise: Weights) -> Weights:
-        """The mean, or `otherwise` where nothing (or nothing of any weight) was added."""
+        """Return the mean, or `otherwise` if the total weight is zero."""
         if self._weight <= 0:
             return otherwise
         means = {

@@ -1,4 +1,4 @@
-"""Training at the server on what clients reported: every row of a class table is one sample of its class."""
+"""Training at the server on class tables: every row is one sample of its class."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from polyfed.training import Fit, Loss, Samples, TrainSettings, fit
 
 
 class Rows(Samples):
-    """Vectors in place of pictures: batches hold them as they are."""
+    """Samples that are vectors instead of images. Batches are not rescaled."""
 
     def batches(
         self, size: int, *, shuffle: torch.Generator | None = None, drop_single: bool = False
     ) -> Iterator[tuple[Tensor, Tensor]]:
         order = torch.arange(len(self)) if shuffle is None else torch.randperm(len(self), generator=shuffle)
-        for at in torch.split(order, size):
-            if len(at) > (1 if drop_single else 0):
-                yield self.images[at], self.labels[at]
+        for indices in torch.split(order, size):
+            if len(indices) > (1 if drop_single else 0):
+                yield self.images[indices], self.labels[indices]
 
 
 def fit_rows(
@@ -30,7 +30,7 @@ def fit_rows(
     settings: TrainSettings,
     shuffle: torch.Generator,
 ) -> Fit:
-    """Train modules on all rows of all tables in shuffled batches; where there is no row, nothing is trained."""
+    """Train modules on all rows of all tables in shuffled batches. Do nothing if there are no rows."""
     if not any(len(table) for table in tables):
         return Fit(0, 0, float("nan"))
     vectors = torch.cat([table.values for table in tables])

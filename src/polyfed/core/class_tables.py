@@ -1,4 +1,4 @@
-"""Class tables: one vector per class, only for the classes that exist, with the counts behind them (rule R6)."""
+"""Class tables: one vector per class, for some of the classes, with the number of samples behind each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from polyfed.errors import PayloadError
 
 @dataclass(frozen=True)
 class Bound:
-    """Every row is the mean of at least `count` vectors, each of a norm of at most `norm`."""
+    """Guarantee that every row is the mean of at least `count` vectors with an L2 norm of at most `norm`."""
 
     norm: float
     count: int
@@ -21,15 +21,15 @@ class Bound:
 
 @dataclass(frozen=True)
 class ClassTable:
-    """Rows for some classes: `values[i]` belongs to class `classes[i]` and was made from `counts[i]` samples.
+    """Rows of some classes: `values[i]` is the vector of class `classes[i]`, computed from `counts[i]` samples.
 
-    Classes are ascending and distinct. A class that is not there has no row; it is never a row of zeros.
+    Classes are ascending and distinct. A missing class has no row; it is never a row of zeros.
     """
 
     classes: Tensor  # (m,) int64
     values: Tensor  # (m, width)
     counts: Tensor | None = None  # (m,) int64
-    bound: Bound | None = None  # what is known of how the rows were made; it does not travel
+    bound: Bound | None = None  # how the rows were computed; not part of messages
 
     def __post_init__(self) -> None:
         rows = len(self.classes)
@@ -38,7 +38,7 @@ class ClassTable:
         if self.counts is not None and self.counts.shape != (rows,):
             raise PayloadError(f"a class table of {rows} classes has counts of shape {tuple(self.counts.shape)}")
         if self.counts is not None and bool((self.counts < 1).any()):
-            raise PayloadError("a row of a class table must stand on at least one sample")
+            raise PayloadError("a row of a class table must be computed from at least one sample")
         if rows > 1 and not bool((self.classes[1:] > self.classes[:-1]).all()):
             raise PayloadError("the classes of a class table must be ascending and distinct")
 
@@ -49,7 +49,7 @@ class ClassTable:
 
     @staticmethod
     def of(rows: Mapping[int, Tensor], width: int) -> ClassTable:
-        """A table without counts from a row per class."""
+        """Return a table without counts from a mapping of class to vector."""
         if not rows:
             return ClassTable.empty(width).without_counts()
         classes = sorted(rows)
@@ -63,68 +63,70 @@ class ClassTable:
         return self.values.shape[1]
 
     def row(self, label: int) -> Tensor | None:
-        """The vector of one class, or None where the table has none."""
-        at = (self.classes == label).nonzero()
-        return self.values[int(at[0])] if len(at) else None
+        """Return the vector of one class, or None if it has no row."""
+        index = (self.classes == label).nonzero()
+        return self.values[int(index[0])] if len(index) else None
 
     def counted(self) -> Tensor:
-        """The counts of a table that must have them."""
+        """Return the counts. Raise PayloadError if the table has none."""
         if self.counts is None:
             raise PayloadError("this class table carries no counts")
         return self.counts
 
     def count(self, label: int) -> int:
-        """How many samples stand behind a class; 0 where it has no row."""
+        """Return the number of samples of a class, or 0 if it has no row."""
         return int(self.counted()[self.classes == label].sum())
 
     def dense(self, num_classes: int) -> tuple[Tensor, Tensor]:
-        """(num_classes, width) values with zeros where there is no row, and the mask of rows that exist.
+        """Return a (num_classes, width) tensor, with zeros for missing classes, and the mask of existing rows.
 
-        Made for indexing by labels inside a loss; the mask must be used with it.
+        Index both by labels inside a loss. Always apply the mask.
         """
         values = torch.zeros(num_classes, self.width, dtype=self.values.dtype)
-        known = torch.zeros(num_classes, dtype=torch.bool)
+        mask = torch.zeros(num_classes, dtype=torch.bool)
         values[self.classes] = self.values
-        known[self.classes] = True
-        return values, known
+        mask[self.classes] = True
+        return values, mask
 
     def without_counts(self) -> ClassTable:
         return ClassTable(self.classes, self.values, bound=self.bound)
 
     def only(self, classes: Iterable[int]) -> ClassTable:
-        """The rows of some classes."""
-        at = torch.isin(self.classes, torch.tensor(list(classes), dtype=torch.int64))
-        counts = None if self.counts is None else self.counts[at]
-        return ClassTable(self.classes[at], self.values[at], counts, self.bound)
+        """Return a table with the rows of some classes."""
+        chosen = torch.isin(self.classes, torch.tensor(list(classes), dtype=torch.int64))
+        counts = None if self.counts is None else self.counts[chosen]
+        return ClassTable(self.classes[chosen], self.values[chosen], counts, self.bound)
 
     def updated(self, newer: ClassTable) -> ClassTable:
-        """This table with the rows of `newer` in place of its own; other rows are carried over (R6)."""
+        """Return this table with the rows of `newer`. Classes that `newer` lacks keep their rows."""
         rows = {int(c): v for c, v in zip(self.classes, self.values, strict=True)}
         rows |= {int(c): v for c, v in zip(newer.classes, newer.values, strict=True)}
         return ClassTable.of(rows, newer.width)
 
 
 def mean_over_clients(tables: Iterable[ClassTable], *, width: int, by_count: bool = False) -> ClassTable:
-    """Per class, the mean of the rows of the clients that have one: plain, or weighted by their counts.
+    """Return the mean row per class over the clients that have it, unweighted or weighted by counts.
 
-    Rows are added one after the other in the order of the tables, in double precision.
+    Rows are added in the order of the tables, in double precision.
     """
-    given = [table for table in tables if len(table)]
-    if not given:
+    tables = [table for table in tables if len(table)]
+    if not tables:
         return ClassTable.empty(width).without_counts()
-    values = torch.cat([table.values for table in given])
+    values = torch.cat([table.values for table in tables])
     weight = torch.ones(len(values), dtype=torch.float64)
     if by_count:
-        weight = torch.cat([table.counted().double() for table in given])
-    classes, at = torch.unique(torch.cat([table.classes for table in given]), return_inverse=True)
-    total = torch.zeros(len(classes), width, dtype=torch.float64).index_add_(0, at, values.double() * weight[:, None])
-    weights = torch.zeros(len(classes), dtype=torch.float64).index_add_(0, at, weight)
-    some = weights > 0
-    return ClassTable(classes[some], (total[some] / weights[some, None]).to(values.dtype))
+        weight = torch.cat([table.counted().double() for table in tables])
+    classes, positions = torch.unique(torch.cat([table.classes for table in tables]), return_inverse=True)
+    total = torch.zeros(len(classes), width, dtype=torch.float64).index_add_(
+        0, positions, values.double() * weight[:, None]
+    )
+    weights = torch.zeros(len(classes), dtype=torch.float64).index_add_(0, positions, weight)
+    present = weights > 0
+    return ClassTable(classes[present], (total[present] / weights[present, None]).to(values.dtype))
 
 
 class ClassMeans:
-    """Running class means: `add` batches, then `table()`. Works during training or in a pass after it."""
+    """Running class means. Call `add` for every batch, during or after training, then `table`."""
 
     def __init__(self, num_classes: int) -> None:
         self._num_classes = num_classes
@@ -139,7 +141,7 @@ class ClassMeans:
         self._count += torch.bincount(labels, minlength=self._num_classes)
 
     def table(self, width: int, *, min_count: int = 1) -> ClassTable:
-        """The means of the classes seen at least `min_count` times, with their counts."""
+        """Return the means, with counts, of the classes that have at least `min_count` samples."""
         if self._total is None:
             return ClassTable.empty(width)
         classes = (self._count >= max(1, min_count)).nonzero()[:, 0]
@@ -156,7 +158,7 @@ def class_means(
     min_count: int = 1,
     bound: Bound | None = None,
 ) -> ClassTable:
-    """Class means of `vector(x)` over batches, without gradients, made so that `bound` holds where one is given."""
+    """Return class means of `vector(x)` over batches. If `bound` is given, clip vectors and drop small classes."""
     means = ClassMeans(num_classes)
     with torch.no_grad():
         for x, y in batches:

@@ -1,4 +1,4 @@
-"""A client for the length of one step: its model, its data, its memory, and its random streams."""
+"""The client that a step receives: its model, data, state and random streams."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from polyfed.training.samples import EVALUATION_BATCH
 
 
 def _no_builder(spec: str) -> SplitModel:
-    raise RunError(f"this client cannot build {spec}: it was made without a federation")
+    raise RunError(f"this client cannot build {spec}: it does not belong to a federation")
 
 
 @dataclass
 class Client:
-    """One client. What it keeps between steps is its model and `state`; nothing else survives."""
+    """One client. Only its model and `state` are kept between steps."""
 
     profile: Profile
     model: SplitModel
@@ -34,14 +34,14 @@ class Client:
     test: Samples
     settings: TrainSettings
     state: State = field(default_factory=dict)
-    # where we are; set by the host before every step
+    # set by the host before every step
     seed: int = 0
     round: int = 0
     step: str = ""
-    # an architecture from its spec, with initial weights common to all parties
+    # builds an architecture from its spec, with initial weights that are the same at all clients
     build: Callable[[str], SplitModel] = field(default=_no_builder, repr=False)
-    fits: list[Fit] = field(default_factory=list)  # what was trained in this step, for the record
-    bound: Bound | None = None  # what must hold of class means that are taken in this step
+    fits: list[Fit] = field(default_factory=list)  # calls of `fit` in this step
+    bound: Bound | None = None  # applied to class means in this step, for privacy
 
     @property
     def name(self) -> str:
@@ -57,7 +57,7 @@ class Client:
         return view(self.state)
 
     def stream(self, purpose: str) -> torch.Generator:
-        """The random stream of this client, round and step for a purpose."""
+        """Return a random generator for a purpose, specific to this client, round and step."""
         return rng.generator(self.seed, purpose, self.name, self.round, self.step)
 
     # training
@@ -73,53 +73,53 @@ class Client:
         purpose: str = "fit",
         **settings: object,
     ) -> Fit:
-        """Train on this client's data; without a loss, by cross-entropy. Keywords override `train` of the config."""
+        """Train on this client's data, by default with cross-entropy. Keywords override `train` of the config."""
         if "epochs" in settings:
-            settings.setdefault("steps", None)  # a method that says epochs means epochs
-        trained = [self.model] if modules is None else list(modules)
-        chosen = [p for m in trained for p in m.parameters()] if parameters is None else list(parameters)
-        done = fit(
-            trained,
+            settings.setdefault("steps", None)  # epochs given here override steps of the config
+        trained_modules = [self.model] if modules is None else list(modules)
+        trained = [p for m in trained_modules for p in m.parameters()] if parameters is None else list(parameters)
+        result = fit(
+            trained_modules,
             loss or self.cross_entropy,
             self.train if samples is None else samples,
             dataclasses.replace(self.settings, **settings),  # type: ignore[arg-type]
             self.stream(purpose),
-            parameters=chosen,
+            parameters=trained,
             adjust=adjust,
         )
         own = {id(p) for p in self.model.parameters()}
-        if not any(id(p) in own for p in chosen):
-            done = dataclasses.replace(done, aside=True)  # its loss is not the one that curves show
-        self.fits.append(done)
-        return done
+        if not any(id(p) in own for p in trained):
+            result = dataclasses.replace(result, aside=True)  # an auxiliary module: not the task's loss
+        self.fits.append(result)
+        return result
 
     def cross_entropy(self, x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(self.model(x), y)
 
-    # looking at its own data, without gradients and in evaluation mode
+    # passes over its own data, without gradients and in evaluation mode
 
     def clean_pass(self, samples: Samples | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        """All training samples in stored order, with the model in evaluation mode."""
+        """Yield all training samples in stored order, with the model in evaluation mode."""
         self.model.eval()
         yield from (self.train if samples is None else samples).batches(EVALUATION_BATCH)
 
     def class_means(self, vector: Callable[[Tensor], Tensor], width: int, *, min_count: int = 1) -> ClassTable:
-        """Class means of `vector(x)` over all training samples, after training."""
+        """Return class means of `vector(x)` over all training samples."""
         return class_means(self.clean_pass(), vector, self.classes, width, min_count, self.bound)
 
     # weights
 
     def load(self, weights: Mapping[str, Tensor], into: nn.Module | None = None) -> None:
-        """Copy named weights into the model, or into a part of it."""
+        """Load a state dict into the model, or into one of its modules."""
         copy_into(into or self.model, weights)
 
 
 def weights_of(module: nn.Module) -> Weights:
-    """A detached copy of a module's state (R2)."""
+    """Return a detached copy of a module's state dict, which later training does not change."""
     return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
 
 
 @torch.no_grad()
 def copy_into(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Copy values in place, so that memory layouts and optimiser references stay."""
+    """Load a state dict in place, so that memory layouts and optimiser references stay valid."""
     module.load_state_dict(weights, strict=True)

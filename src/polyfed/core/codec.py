@@ -1,8 +1,8 @@
-"""Payloads to bytes and back: safetensors for the tensors, JSON for the rest, a digest over both. No pickle.
+"""Encoding of payloads: safetensors for tensors, JSON for the rest, and a digest of both. Pickle is never used.
 
-A frame is `PF1\\0 | sha256 of what follows | length of the JSON (8 bytes, little endian) | JSON | safetensors`.
-The JSON names the scalars, and the classes of every class table: which rows exist is the table's shape. What a
-field is said to weigh (`Frame.fields`) is the bytes of its tensors; the rest of the frame is its overhead.
+A frame is `PF1\\0 | sha256 of the rest | length of the JSON (8 bytes, little endian) | JSON | safetensors`.
+The JSON holds the scalars and the classes of every class table. The size of a field (`Frame.fields`) is the size of
+its tensors in bytes; the rest of the frame is overhead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from polyfed.errors import PayloadError
 
 MAGIC = b"PF1\0"
 _START = len(MAGIC) + 32
-# what safetensors calls the types that may travel, and the bytes of one number
+# dtypes that messages may contain, by their safetensors names, and their sizes in bytes
 TYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 DTYPES = {
     torch.float64: "F64",
@@ -42,7 +42,7 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Frame:
-    """An encoded payload, and what each of its fields weighs."""
+    """An encoded payload and the size of each of its fields in bytes."""
 
     data: bytes
     fields: dict[str, int]
@@ -58,7 +58,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class TensorHeader:
-    """One tensor as the header announces it."""
+    """Type and shape of one tensor, from the header of a message."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -66,7 +66,7 @@ class TensorHeader:
 
 @dataclass(frozen=True)
 class MessageHeader:
-    """What a frame says it holds, read from its headers before any tensor is made."""
+    """Description of a message, read from its headers before a tensor is created."""
 
     tensors: dict[str, TensorHeader]  # by path, 'field/name'
     tables: dict[str, tuple[tuple[int, ...], bool]]  # path -> (classes, has counts)
@@ -74,7 +74,7 @@ class MessageHeader:
     empty: tuple[str, ...]  # paths of mappings without entries
 
     def joined(self, other: MessageHeader) -> MessageHeader:
-        """This and another frame together, as one message."""
+        """Return the header of this and another frame together, as one message."""
         return MessageHeader(
             self.tensors | other.tensors,
             self.tables | other.tables,
@@ -83,14 +83,14 @@ class MessageHeader:
         )
 
     def sizes(self) -> dict[str, int]:
-        """What each field weighs: the bytes of its tensors."""
+        """Return the size of every field: the bytes of its tensors."""
         fields = {field_of(path): 0 for path in (*self.scalars, *self.tables, *self.empty)}
         for path, item in self.tensors.items():
             fields[field_of(path)] = fields.get(field_of(path), 0) + math.prod(item.shape) * TYPES[item.dtype]
         return fields
 
     def shapes(self) -> dict[str, str]:
-        """What each field looks like, in words: '3 rows of 64', '128 x 10', '4 tensors', 'a number'."""
+        """Return a readable shape of every field: '3 rows of 64', '128 x 10', '4 tensors', 'a scalar'."""
         words: dict[str, str] = {}
         for name in self.sizes():
             inside = [path for path in self.tensors if path.startswith(name + "/")]
@@ -104,12 +104,12 @@ class MessageHeader:
 
 
 def field_of(path: str) -> str:
-    """The top-level field a path belongs to."""
+    """Return the top-level field of a path."""
     return path.split("/")[0].split("#")[0]
 
 
 def encode(payload: Mapping[str, Value]) -> Frame:
-    """The frame of a payload; refuses anything that is not a tensor, a class table or a JSON scalar."""
+    """Encode a payload. Raise PayloadError if it holds anything but tensors, class tables and JSON scalars."""
     tensors: dict[str, Tensor] = {}
     scalars: dict[str, Scalar] = {}
     tables: dict[str, list[object]] = {}
@@ -117,10 +117,10 @@ def encode(payload: Mapping[str, Value]) -> Frame:
 
     def walk(path: str, value: object) -> None:
         if isinstance(value, Tensor):
-            tensors[path] = _plain(path, value)
+            tensors[path] = _contiguous(path, value)
         elif isinstance(value, ClassTable):
             tables[path] = [value.classes.tolist(), value.counts is not None]
-            tensors[path + "#values"] = _plain(path, value.values)
+            tensors[path + "#values"] = _contiguous(path, value.values)
             if value.counts is not None:
                 tensors[path + "#counts"] = value.counts.to(torch.int32)
         elif isinstance(value, Mapping):
@@ -133,7 +133,7 @@ def encode(payload: Mapping[str, Value]) -> Frame:
         else:
             raise PayloadError(
                 f"the field '{path}' is a {type(value).__name__}; only tensors, class tables, JSON scalars "
-                "and mappings of them can be sent or kept"
+                "and mappings of them can be sent or saved"
             )
 
     for name, value in payload.items():
@@ -158,7 +158,7 @@ def encode_each(each: Mapping[str, Mapping[str, Value]]) -> dict[str, Frame]:
 
 
 def _pack(tensors: Mapping[str, Tensor]) -> bytes:
-    """safetensors bytes from the tensors' memory; for small ones its torch front end takes several times as long."""
+    """Serialise tensors from their memory. For small tensors, safetensors.torch takes several times as long."""
     return bytes(
         safetensors.serialize(
             {
@@ -175,7 +175,7 @@ def _pack(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def read_header(data: bytes, *, limit: int | None = None) -> MessageHeader:
-    """Check a frame's size, digest and headers, and say what it holds, without making a tensor."""
+    """Check a frame's size, digest and headers, and return its header. No tensor is created."""
     if limit is not None and len(data) > limit:
         raise PayloadError(f"the message has {len(data):,} bytes; at most {limit:,} are allowed")
     if len(data) < _START + 16 or not data.startswith(MAGIC):
@@ -186,10 +186,10 @@ def read_header(data: bytes, *, limit: int | None = None) -> MessageHeader:
         head_end = _START + 8 + int.from_bytes(data[_START : _START + 8], "little")
         head = json.loads(data[_START + 8 : head_end])
         tensor_end = head_end + 8 + int.from_bytes(data[head_end : head_end + 8], "little")
-        listed = json.loads(data[head_end + 8 : tensor_end])
+        entries = json.loads(data[head_end + 8 : tensor_end])
         tensors = {
             path: TensorHeader(str(item["dtype"]), tuple(int(n) for n in item["shape"]))
-            for path, item in listed.items()
+            for path, item in entries.items()
             if path != "__metadata__"
         }
         tables = {
@@ -206,56 +206,56 @@ def read_header(data: bytes, *, limit: int | None = None) -> MessageHeader:
     size = sum(math.prod(item.shape) * TYPES[item.dtype] for item in tensors.values())
     if size != len(data) - tensor_end:
         raise PayloadError(f"the message announces {size:,} bytes of tensors and holds {len(data) - tensor_end:,}")
-    announced = MessageHeader(tensors, tables, scalars, empty)
-    _check_paths(announced)
-    return announced
+    header = MessageHeader(tensors, tables, scalars, empty)
+    _check_paths(header)
+    return header
 
 
-def _check_paths(seen: MessageHeader) -> None:
-    """Every path names one thing, and every part of a table belongs to one: a sender cannot hide one in another."""
-    parts = {path for path in seen.tensors if "#" in path}
-    owned = {path + "#values" for path in seen.tables} | {
-        p + "#counts" for p, (_, counted) in seen.tables.items() if counted
+def _check_paths(header: MessageHeader) -> None:
+    """Raise PayloadError if a path is used twice, or if a class table is incomplete."""
+    parts = {path for path in header.tensors if "#" in path}
+    owned = {path + "#values" for path in header.tables} | {
+        p + "#counts" for p, (_, counted) in header.tables.items() if counted
     }
     for path in sorted(parts ^ owned):
         raise PayloadError(f"the message is malformed: the table '{path.split('#')[0]}' is incomplete")
-    leaves = [*(seen.tensors.keys() - parts), *seen.tables, *seen.scalars, *seen.empty]
+    leaves = [*(header.tensors.keys() - parts), *header.tables, *header.scalars, *header.empty]
     for path in leaves:
         if "#" in path or not all(path.split("/")):
-            raise PayloadError(f"the message is malformed: '{path}' is not a name")
+            raise PayloadError(f"the message is malformed: '{path}' is not a valid name")
     if len(set(leaves)) < len(leaves):
-        twice = next(path for path in leaves if leaves.count(path) > 1)
-        raise PayloadError(f"the message is malformed: '{twice}' is there twice")
-    for path, value in seen.scalars.items():
+        duplicate = next(path for path in leaves if leaves.count(path) > 1)
+        raise PayloadError(f"the message is malformed: '{duplicate}' occurs twice")
+    for path, value in header.scalars.items():
         if not (value is None or isinstance(value, bool | int | float | str)):
             raise PayloadError(f"the message is malformed: '{path}' is a {type(value).__name__}, not a JSON scalar")
-    for path, (classes, _) in seen.tables.items():
+    for path, (classes, _) in header.tables.items():
         if any(not 0 <= label < 1 << 31 for label in classes):
             raise PayloadError(f"the message is malformed: the table '{path}' has a row for class {min(classes)}")
 
 
-def decode(data: bytes, announced: MessageHeader | None = None) -> Payload:
-    """The payload in a frame. Tensors are copies with memory of their own."""
-    seen = announced or read_header(data)
+def decode(data: bytes, header: MessageHeader | None = None) -> Payload:
+    """Decode a frame. Tensors are copies with their own memory."""
+    header = header or read_header(data)
     start = _START + 8 + int.from_bytes(data[_START : _START + 8], "little")
     try:
         raw = safetensors.torch.load(data[start:])
-    except Exception as error:  # the library raises types of its own for malformed headers
+    except Exception as error:  # safetensors raises its own types for malformed headers
         raise PayloadError(f"the message is malformed: {error}") from None
-    # A copy has memory that starts where torch's allocator starts it, so that vectorised kernels treat a received
-    # tensor exactly like a computed one: equal bits on every engine.
+    # The memory of a copy has the alignment of torch's allocator. Vectorised kernels then treat a received tensor
+    # exactly like a computed one, which makes results bit-identical on every engine.
     tensors = {path: tensor.clone() for path, tensor in raw.items()}
-    found: dict[str, Value] = {path: t for path, t in tensors.items() if "#" not in path}
-    for path, (classes, counted) in seen.tables.items():
+    values: dict[str, Value] = {path: t for path, t in tensors.items() if "#" not in path}
+    for path, (classes, counted) in header.tables.items():
         counts = tensors[path + "#counts"].to(torch.int64) if counted else None
-        found[path] = ClassTable(torch.tensor(classes, dtype=torch.int64), tensors[path + "#values"], counts)
-    found.update(seen.scalars)
-    found.update({path: {} for path in seen.empty})
-    return Payload(_nest(found))
+        values[path] = ClassTable(torch.tensor(classes, dtype=torch.int64), tensors[path + "#values"], counts)
+    values.update(header.scalars)
+    values.update({path: {} for path in header.empty})
+    return Payload(_nest(values))
 
 
 def content_hash(payload: Mapping[str, Value]) -> str:
-    """A hash that is equal for equal content, whatever the memory layout."""
+    """Return a hash of the content, independent of the memory layout."""
     return encode(payload).digest
 
 
@@ -263,24 +263,24 @@ def _nest(flat: Mapping[str, Value]) -> dict[str, Value]:
     tree: dict[str, Value] = {}
     for path in sorted(flat):
         *folders, leaf = path.split("/")
-        at = tree
+        node = tree
         for folder in folders:
-            inner = at.setdefault(folder, {})
+            inner = node.setdefault(folder, {})
             if not isinstance(inner, dict):
-                raise PayloadError(f"the message is malformed: '{path}' is inside of something that holds nothing")
-            at = inner
-        at[leaf] = flat[path]
+                raise PayloadError(f"the message is malformed: '{path}' is inside a value that is not a mapping")
+            node = inner
+        node[leaf] = flat[path]
     return tree
 
 
 def _key(path: str, key: object) -> str:
     if not isinstance(key, str) or not key or "/" in key or "#" in key:
-        raise PayloadError(f"the name {key!r} in '{path}' cannot be sent: names are texts without '/' and '#'")
+        raise PayloadError(f"the name {key!r} in '{path}' cannot be sent: names are strings without '/' and '#'")
     return key
 
 
-def _plain(path: str, tensor: Tensor) -> Tensor:
-    """The tensor as it is sent: on the CPU and dense."""
+def _contiguous(path: str, tensor: Tensor) -> Tensor:
+    """Return the tensor on the CPU, contiguous and without gradient."""
     if tensor.dtype not in DTYPES or tensor.layout != torch.strided:
         raise PayloadError(f"the field '{path}' is a {tensor.layout} tensor of {tensor.dtype}, which cannot be sent")
     return tensor.detach().cpu().contiguous()

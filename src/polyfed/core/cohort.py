@@ -1,4 +1,4 @@
-"""The clients of a round, as a method sees them. `call` is the only door between server and client."""
+"""The clients of a round. `call` is the only way from server to client."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from polyfed.core.step import Step
 
 
 class Cohort:
-    """Some clients, by name, in their fixed order."""
+    """Some clients, in a fixed order."""
 
     def __init__(self, door: Door, ids: tuple[str, ...], measure: Callable[[tuple[str, ...]], None]) -> None:
         self.ids = ids
@@ -28,10 +28,10 @@ class Cohort:
         each: Mapping[str, Mapping[str, Value]] | None = None,
         out: Outgoing | None = None,
     ) -> Iterator[tuple[str, Payload]]:
-        """Run steps at every client and yield the replies one at a time, in client order, failures left out.
+        """Run steps at every client and yield the replies one at a time, in client order. Failures are left out.
 
-        Several steps run one after the other at the client, with the same message, and answer together. `out` is
-        what another function has put together to go to all and to each; the keywords come on top of it.
+        `shared` goes to all clients, `each` to single ones. Several steps run in sequence at the client, receive the
+        same message and send one reply. `out` is a prepared message, which the keywords extend.
         """
         names = tuple(step.__name__ for step in steps)
         out = out or Outgoing()
@@ -45,13 +45,13 @@ class Cohort:
         each: Mapping[str, Mapping[str, Value]] | None = None,
         out: Outgoing | None = None,
     ) -> dict[str, Payload]:
-        """Run steps at every client; all replies, in client order, failures left out."""
+        """Run steps at every client and return the replies in client order. Failures are left out."""
         return dict(self.stream(*steps, shared=shared, each=each, out=out))
 
     def measure(self, *measures: str) -> None:
-        """Evaluate here rather than at the end of the round, where this round is evaluated at all.
+        """Evaluate now instead of at the end of the round, if this round is evaluated.
 
-        For methods whose 'personal' and 'global' accuracies belong to different moments of a round, and for those
-        that train on the server: what follows here runs while the clients are evaluated.
+        Use it if 'personal' and 'global' accuracy belong to different moments of a round, or if the server trains
+        afterwards: with most engines, the server continues while clients are evaluated.
         """
         self._measure(measures)

@@ -1,11 +1,11 @@
-"""What an engine must answer: "run this call on these clients with these bytes". It never looks inside a payload.
+"""The engine interface: run a call on some clients. An engine never decodes a payload.
 
-- Clients have stable names; answers come in the order of the tasks.
-- What goes to all travels apart from what goes to each.
-- A call has a number. A task names the state its client must start from (the number of the call that led to it), so a
-  repeated task gives the same answer and the same state, on any worker, whatever died in between.
-- A client's new state is committed before its answer leaves.
-- Failures are values. Several steps may run in one call.
+- Answers come in the order of the tasks.
+- The message for all clients is passed once, apart from the messages for single clients.
+- A task names the state version that its client starts from: the number of the call that produced it. A repeated task
+  therefore gives the same answer and the same state, on any worker, whichever process died before.
+- A client's new state is stored before its answer is returned.
+- Failures are values, not exceptions. Several steps may run in one call.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-INITIAL = 0  # the state of a client that was never called: made from its description alone
+INITIAL = 0  # version of a client's initial state, before its first call
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of the server: steps to run, in order. Without steps it is an evaluation of `measures`."""
+    """One call of the server: steps to run in sequence. A call without steps is an evaluation of `measures`."""
 
     number: int
     round: int
     steps: tuple[str, ...] = ()
-    labels: tuple[str, ...] = ()  # the steps' names in random streams: 'train', then 'train.2' in the same round
+    labels: tuple[str, ...] = ()  # names of the steps in random streams: 'train', then 'train.2' in the same round
     measures: tuple[str, ...] = ()
 
 
@@ -33,14 +33,14 @@ class Task:
     """A call for one client."""
 
     client: str
-    base: int  # the state to start from
-    own: bytes = b""  # its own payload; empty for none
-    discard: tuple[int, ...] = ()  # older states that nobody needs any more
+    base: int  # version of the state to start from
+    own: bytes = b""  # the client's own message; empty: none
+    discard: tuple[int, ...] = ()  # versions that are no longer needed
 
 
 @dataclass(frozen=True)
 class TrainingStats:
-    """What a step trained: the mean of the task's own loss, over how many samples, in how many steps."""
+    """Training of one step: mean loss of the task, number of samples and of optimiser steps."""
 
     loss: float
     samples: int
@@ -49,16 +49,16 @@ class TrainingStats:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why there is no reply."""
+    """Reason why there is no reply."""
 
     kind: Literal["raised", "died", "timeout", "refused", "unavailable", "storage"]
     message: str
-    detail: str = ""  # the client's traceback, for the record
+    detail: str = ""  # the client's traceback
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back for one task: a frame or a failure, and the facts about it."""
+    """Result of one task: an encoded reply or a failure."""
 
     client: str
     frame: bytes = b""
@@ -69,26 +69,26 @@ class Answer:
 
 
 class Engine(Protocol):
-    """Runs calls. Everything else (what is in them, what they cost, what to do about failures) is the door's."""
+    """Runs calls on clients. Message contents, costs and failures are handled by the door."""
 
     @property
     def concurrent(self) -> bool:
-        """Whether a call runs outside of this process, so that this process can do something else meanwhile."""
+        """Whether calls run in other processes, so that this process can continue meanwhile."""
         ...
 
     def call(self, call: Call, shared: bytes, tasks: Sequence[Task]) -> Iterator[Answer]:
-        """Answers in the order of `tasks`, one at a time."""
+        """Yield answers in the order of `tasks`."""
         ...
 
     def peak_memory(self) -> int:
-        """Peak resident bytes of the processes that hold clients, without this one."""
+        """Return the peak resident bytes of the processes that hold clients, without this one."""
         ...
 
     def close(self) -> None: ...
 
 
 class StateStore(Protocol):
-    """Where states are kept, by client and the number of the call that led to them."""
+    """Storage of client states, by client and version."""
 
     def write(self, client: str, version: int, frame: bytes) -> None: ...
 

@@ -1,4 +1,4 @@
-"""What a server may do with an update before it moves its model, whatever method the update comes from."""
+"""Server filters: they modify an update before it is applied to the server model, with any method."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Update:
-    """The change of the server's model that a round asks for, in double precision.
+    """Change of the server model after a round, in double precision.
 
-    Holds the tensors that somebody in the round owns; integer tensors come with their new value. `weight` says how
-    much weight stands behind every position: zero where nobody owns it.
+    It holds the tensors that at least one client of the round has. Integer tensors hold their new value. `weight` is
+    the total client weight of every position; it is zero where no client has the position.
     """
 
     change: Weights
@@ -30,7 +30,7 @@ class Update:
 
 @dataclass(frozen=True)
 class ServerFilter:
-    """Base of all filters. Like a method it is frozen: its fields are its hyperparameters."""
+    """Base of all filters. A filter is a frozen dataclass whose fields are its hyperparameters."""
 
     name: ClassVar[str] = ""
 
@@ -39,10 +39,10 @@ class ServerFilter:
         check_options(self, "server_filter")
 
     def check(self, server: Server) -> None:
-        """Refuse a server model that the filter can do nothing with, before round 1."""
+        """Raise InputError before the first round if the filter does not work with the server model."""
 
     def apply(self, server: Server, update: Update) -> Weights:
-        """The change to make instead; what is not changed is passed on as it is."""
+        """Return the change to apply. Tensors that the filter does not modify are returned unchanged."""
         raise NotImplementedError
 
 
@@ -51,18 +51,19 @@ F = TypeVar("F", bound=ServerFilter)
 
 
 def register(name: str) -> Callable[[type[F]], type[F]]:
-    """Make a filter known by its name to configs."""
+    """Register a filter under a name, for configs."""
 
-    def remember(cls: type[F]) -> type[F]:
-        taken = _REGISTERED.get(name)
-        if taken is not None and taken.__qualname__ != cls.__qualname__:
-            raise InputError(f"the filter name '{name}' is taken by {taken.__module__}.{taken.__qualname__}")
+    def decorate(cls: type[F]) -> type[F]:
+        other = _REGISTERED.get(name)
+        if other is not None and other.__qualname__ != cls.__qualname__:
+            raise InputError(f"the filter name '{name}' is taken by {other.__module__}.{other.__qualname__}")
         cls.name = name
         _REGISTERED[name] = cls
         return cls
 
-    return remember
+    return decorate
 
 
 def registered() -> Mapping[str, type[ServerFilter]]:
+    """Return the filters that are registered in this process, by name."""
     return dict(_REGISTERED)

@@ -1,4 +1,4 @@
-"""What stands between a client's step and the bytes that leave: the host asks it about every reply."""
+"""The guard interface: the host passes every reply through a guard before it is encoded."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from polyfed.core.client import Client
 from polyfed.core.engine import Call
 from polyfed.core.payload import Payload, Value
 
-# By protected field, the names of its distinct releases by a client; the same one sent again is none.
-# Where the client's owner has a secret the store keeps them, out of reach of who names the state to start from;
-# in a simulation they are part of the client's saved state, which moves between workers.
+# Ids of a client's releases, by protected field. Sending the same release again does not add an id.
+# At a site with a secret they are kept in the store, so that a coordinator cannot reset them by naming an old state.
+# In a simulation they are part of the client's saved state, which moves between workers.
 Released = Mapping[str, Sequence[str]]
 
 
 @runtime_checkable
 class ReleaseLog(Protocol):
-    """A store that keeps what clients have released, whatever state they are brought back to."""
+    """A store of clients' releases that is independent of their state versions."""
 
     def read_releases(self, client: str) -> bytes:
-        """Empty if there are none yet."""
+        """Return the stored releases, or empty bytes if there are none."""
         ...
 
     def write_releases(self, client: str, data: bytes) -> None:
-        """On the disk when it returns."""
+        """Store the releases durably before returning."""
         ...
 
 
 class Guard(Protocol):
-    """Protects replies. A method does not know that it is there."""
+    """Protection of replies, invisible to methods."""
 
     def prepare(self, client: Client, call: Call) -> None:
-        """Before the steps run: what they must bound themselves, because a reply no longer shows it."""
+        """Set bounds that the steps must apply themselves. Called before the steps run."""
         ...
 
     def protect(
         self, client: Client, call: Call, reply: Mapping[str, Value], msg: Payload, released: Released
     ) -> tuple[dict[str, Value], Released]:
-        """The reply as it may leave, and all releases with those in it. Refuses by raising."""
+        """Return the protected reply and the releases including it. Raise an error if it must not be sent."""
         ...

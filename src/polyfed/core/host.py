@@ -1,4 +1,4 @@
-"""The client side of every engine: holds clients, brings them to the right state, runs a step, commits, answers."""
+"""The client side of every engine: loads clients in the requested state, runs steps and stores new states."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from polyfed.core.step import combined
 from polyfed.errors import PayloadError, PolyfedError, StateError
 from polyfed.training import Samples, score
 
-MEASURES = ("personal", "global")  # of which right answers are counted
-FRAME_START = 36  # bytes of a frame that hold its digest
+MEASURES = ("personal", "global")  # accuracies that an evaluation can measure
+FRAME_START = 36  # length of a frame's start, which contains its digest
 
 
 class ClientMaker(Protocol):
-    """Makes a client from its description: its model with its initial weights, its data, no memory."""
+    """Factory of clients in their initial state."""
 
     @property
     def seed(self) -> int: ...
 
     @property
     def guard(self) -> Guard | None:
-        """What every reply passes before it leaves."""
+        """Applied to every reply before it is encoded."""
         ...
 
     @property
     def secret(self) -> str:
-        """Of the clients' owner, who tells it nobody; empty in a simulation."""
+        """Secret of the clients' site; empty in a simulation."""
         ...
 
     method: Method
@@ -53,18 +53,20 @@ class ClientMaker(Protocol):
 
 
 @dataclass
-class _Live:
+class _LoadedClient:
+    """A client in memory."""
+
     client: Client
     version: int
     digest: str
     size: int
-    released: Released = field(default_factory=dict)  # by protected field, where it is part of the state
+    released: Released = field(default_factory=dict)  # if releases are part of the client's state
 
 
 class Host:
-    """Runs tasks. Live clients beyond `memory_budget` bytes are dropped, least recently used first.
+    """Runs tasks on clients. If loaded clients exceed `memory_budget` bytes, the least recently used are dropped.
 
-    Dropping loses nothing: every state was committed before its answer left.
+    Dropping loses nothing, because a client's new state is stored before its answer is returned.
     """
 
     def __init__(self, maker: ClientMaker, store: StateStore, memory_budget: int, message_limit: int) -> None:
@@ -72,27 +74,27 @@ class Host:
         self._store = store
         self._budget = memory_budget
         self._limit = message_limit
-        self._live: OrderedDict[str, _Live] = OrderedDict()
-        self._held = 0  # bytes of the live clients
+        self._loaded: OrderedDict[str, _LoadedClient] = OrderedDict()
+        self._memory = 0  # bytes of the loaded clients
         self._shared: tuple[tuple[int, bytes], MessageHeader, Payload | None] | None = None
         if maker.secret and not isinstance(store, ReleaseLog):
-            raise StateError("clients whose owner has a secret need a store that keeps what they released")
+            raise StateError("clients of a site with a secret need a store that records their releases")
 
     def handle(self, call: Call, task: Task, shared: bytes) -> Answer:
-        """One task, from received bytes to an answer. Never raises for what a client or its method does."""
+        """Run one task and return its answer. Errors of the client or its method are returned as failures."""
         started = time.perf_counter()
         try:
-            live = self._bring(task.client, task.base)
-            client = live.client
+            loaded = self._load(task.client, task.base)
+            client = loaded.client
             client.seed, client.round, client.fits = self._maker.seed, call.round, []
             if not call.steps:
-                only_look = len(call.measures) == 1 and call.measures[0] in PROBES
-                counted = self._look(client, call) if only_look else self._evaluate(client, call, task, shared)
-                self._make_room(keep=task.client)
-                return Answer(task.client, counted, seconds=time.perf_counter() - started)
-            reply = self._run(live, call, task, shared)
+                is_probe = len(call.measures) == 1 and call.measures[0] in PROBES
+                result = self._probe(client, call) if is_probe else self._evaluate(client, call, task, shared)
+                self._free_memory(keep=task.client)
+                return Answer(task.client, result, seconds=time.perf_counter() - started)
+            reply = self._run(loaded, call, task, shared)
             frame = encode(reply).data
-            self._commit(live, call.number)
+            self._commit(loaded, call.number)
             if task.discard:
                 self._store.discard(task.client, task.discard)
         except StateError as error:
@@ -103,21 +105,21 @@ class Host:
             return Answer(task.client, failure=Failure("refused", str(error), traceback.format_exc()))
         except Exception as error:
             self._drop(task.client)  # it may be half changed; its last state is in the store
-            words = str(error) if isinstance(error, PolyfedError) else f"{type(error).__name__}: {error}"
-            return Answer(task.client, failure=Failure("raised", words, traceback.format_exc()))
+            message = str(error) if isinstance(error, PolyfedError) else f"{type(error).__name__}: {error}"
+            return Answer(task.client, failure=Failure("raised", message, traceback.format_exc()))
         trained = tuple(TrainingStats(f.loss, f.samples, f.steps) for f in client.fits if f.samples and not f.aside)
-        self._make_room(keep=task.client)
-        return Answer(task.client, frame, None, live.digest, time.perf_counter() - started, trained)
+        self._free_memory(keep=task.client)
+        return Answer(task.client, frame, None, loaded.digest, time.perf_counter() - started, trained)
 
     def holds(self, name: str, version: int) -> bool:
-        """Whether a client is live in the state that call `version` led to, so that nothing need be read for it."""
-        live = self._live.get(name)
-        return live is not None and live.version == version
+        """Return whether a client is loaded in the given state version, so that nothing must be read for it."""
+        loaded = self._loaded.get(name)
+        return loaded is not None and loaded.version == version
 
-    # one step after the other
+    # steps
 
-    def _run(self, live: _Live, call: Call, task: Task, shared: bytes) -> Mapping[str, Value]:
-        client, method, guard = live.client, self._maker.method, self._maker.guard
+    def _run(self, loaded: _LoadedClient, call: Call, task: Task, shared: bytes) -> Mapping[str, Value]:
+        client, method, guard = loaded.client, self._maker.method, self._maker.guard
         messages = combined(method, call.steps)
         msg = self._receive(call, task, shared, client)
         reply: dict[str, Value] = {}
@@ -125,7 +127,7 @@ class Host:
             guard.prepare(client, call)
         for name, label in zip(call.steps, call.labels, strict=True):
             client.step = label
-            client.model.train()  # whatever the last step or evaluation left, and as in a client made anew
+            client.model.train()  # as in a newly created client, whatever mode the last step left
             with rng.seeded(client.seed, "torch", client.name, call.round, label):
                 answer = getattr(method, name)(client, msg)
             reply.update(answer or {})
@@ -134,67 +136,67 @@ class Host:
             declared = ", ".join(messages.up) or "nothing"
             raise PayloadError(f"step '{call.steps[-1]}' returned '{sorted(unknown)[0]}'; it declares {declared}")
         if guard is not None:
-            before = self._released(live)
+            before = self._released(loaded)
             reply, after = guard.protect(client, call, reply, msg, before)
             if after != before:
-                self._note_released(live, after)
+                self._record_released(loaded, after)
         return reply
 
-    def _released(self, live: _Live) -> Released:
-        """The releases to go by: at a site those of its own book, whichever state the coordinator names."""
+    def _released(self, loaded: _LoadedClient) -> Released:
+        """Return the client's releases so far. A site uses its own log, whichever state the coordinator names."""
         if not self._maker.secret or not isinstance(self._store, ReleaseLog):
-            return live.released
-        found: Released = json.loads(self._store.read_releases(live.client.name) or b"{}")
-        return found
+            return loaded.released
+        released: Released = json.loads(self._store.read_releases(loaded.client.name) or b"{}")
+        return released
 
-    def _note_released(self, live: _Live, released: Released) -> None:
+    def _record_released(self, loaded: _LoadedClient, released: Released) -> None:
         if self._maker.secret and isinstance(self._store, ReleaseLog):
-            self._store.write_releases(live.client.name, json.dumps(released).encode())  # before anything leaves
+            self._store.write_releases(loaded.client.name, json.dumps(released).encode())  # before the reply is sent
         else:
-            live.released = released
+            loaded.released = released
 
     def _receive(self, call: Call, task: Task, shared: bytes, client: Client) -> Payload:
-        """What came down, checked against the steps' declaration before it is used."""
-        # A coordinator that starts again uses call numbers again, for other messages: the frame's digest tells them.
+        """Decode the message to the client and check it against the schemas of the steps."""
+        # The digest is part of the key, because a restarted coordinator reuses call numbers.
         key = (call.number, shared[:FRAME_START])
         if self._shared is None or self._shared[0] != key:
             self._shared = (key, read_header(shared, limit=self._limit), None)
-        _, seen, common = self._shared
-        mine = read_header(task.own, limit=self._limit) if task.own else None
-        if mine is None:
-            joined = seen
+        _, shared_header, common = self._shared
+        own_header = read_header(task.own, limit=self._limit) if task.own else None
+        if own_header is None:
+            header = shared_header
         else:
-            twice = seen.sizes().keys() & mine.sizes().keys()
-            if twice:
-                raise PayloadError(f"'{sorted(twice)[0]}' is both in what goes to all and in what goes to each")
-            joined = seen.joined(mine)
+            duplicates = shared_header.sizes().keys() & own_header.sizes().keys()
+            if duplicates:
+                raise PayloadError(f"'{sorted(duplicates)[0]}' is both in `shared` and in `each`")
+            header = shared_header.joined(own_header)
         if call.steps:
-            check_header(joined, combined(self._maker.method, call.steps).down, self._maker.method, client.profile)
+            check_header(header, combined(self._maker.method, call.steps).down, self._maker.method, client.profile)
         if common is None:
-            common = decode(shared, seen)
+            common = decode(shared, shared_header)
             check_finite(common)
-            self._shared = (key, seen, common)
-        if mine is None:
+            self._shared = (key, shared_header, common)
+        if own_header is None:
             return common
-        own = decode(task.own, mine)
+        own = decode(task.own, own_header)
         check_finite(own)
         return Payload({**common, **own})
 
     # evaluation
 
     def _evaluate(self, client: Client, call: Call, task: Task, shared: bytes) -> bytes:
-        """Counts of right answers. What `adopt` changes is undone, so an evaluation leaves no trace."""
+        """Return encoded counts of correct predictions. What `adopt` changes is undone."""
         method = self._maker.method
         for measure in call.measures:
             if measure not in MEASURES:
                 raise PayloadError(
-                    f"measure '{measure}' cannot be taken here; allowed are {' and '.join(MEASURES)}, together or "
-                    f"alone, and each of {', '.join(PROBES)} alone"
+                    f"unknown measure '{measure}'; allowed are {' and '.join(MEASURES)}, together or alone, and each "
+                    f"of {', '.join(PROBES)} alone"
                 )
         client.step = "evaluate"
         adopts = type(method).adopt is not Method.adopt
-        kept = (weights_of(client.model), detached_copy(client.state)) if adopts else None
-        found: dict[str, Value] = {}
+        before = (weights_of(client.model), detached_copy(client.state)) if adopts else None
+        counts: dict[str, Value] = {}
         try:
             with rng.seeded(client.seed, "torch", client.name, call.round, "evaluate"):
                 if adopts:
@@ -206,68 +208,69 @@ class Host:
                     if samples is None:
                         continue
                     for way, predict in ways.items():
-                        got = score(partial(predict, client), samples)
-                        found[measure + (f" by {way}" if way else "")] = {"correct": got.correct, "total": got.total}
+                        result = score(partial(predict, client), samples)
+                        name = measure + (f" by {way}" if way else "")
+                        counts[name] = {"correct": result.correct, "total": result.total}
         finally:
-            if kept is not None:
-                copy_into(client.model, kept[0])
-                client.state = kept[1]
-        return encode(found).data
+            if before is not None:
+                copy_into(client.model, before[0])
+                client.state = before[1]
+        return encode(counts).data
 
-    def _look(self, client: Client, call: Call) -> bytes:
-        """What is asked of the client's own model for analysis."""
+    def _probe(self, client: Client, call: Call) -> bytes:
+        """Return the encoded result of a probe of the client's own model."""
         if self._maker.global_test is None:
-            raise PayloadError(f"'{call.measures[0]}' are of common test samples, and this client has none")
+            raise PayloadError(f"'{call.measures[0]}' needs common test samples, which this client does not have")
         return encode(run_probe(client, call.measures[0], self._maker.global_test)).data
 
     # states
 
-    def _bring(self, name: str, version: int) -> _Live:
-        """The client in the state that call `version` led to."""
-        live = self._live.get(name)
-        if live is None or live.version != version:
-            if live is None or version == INITIAL:
+    def _load(self, name: str, version: int) -> _LoadedClient:
+        """Return the client in the given state version."""
+        loaded = self._loaded.get(name)
+        if loaded is None or loaded.version != version:
+            if loaded is None or version == INITIAL:
                 self._drop(name)
-                live = _Live(self._maker.make_client(name), INITIAL, "", 0)
+                loaded = _LoadedClient(self._maker.make_client(name), INITIAL, "", 0)
             if version != INITIAL:
                 saved = decode(self._store.read(name, version))
-                copy_into(live.client.model, saved.weights("model"))
+                copy_into(loaded.client.model, saved.weights("model"))
                 state = saved["state"]
-                live.client.state = dict(state) if isinstance(state, Mapping) else {}
-                live.released = json.loads(str(saved.get("released", "{}")))
-            live.version, live.digest = version, ""
-            self._live[name] = live
-            weights = live.client.model.state_dict().values()
-            self._weigh(live, sum(t.numel() * t.element_size() for t in weights))
-        self._live.move_to_end(name)
-        return live
+                loaded.client.state = dict(state) if isinstance(state, Mapping) else {}
+                loaded.released = json.loads(str(saved.get("released", "{}")))
+            loaded.version, loaded.digest = version, ""
+            self._loaded[name] = loaded
+            weights = loaded.client.model.state_dict().values()
+            self._update_size(loaded, sum(t.numel() * t.element_size() for t in weights))
+        self._loaded.move_to_end(name)
+        return loaded
 
-    def _commit(self, live: _Live, version: int) -> None:
-        kept: dict[str, Value] = {"model": live.client.model.state_dict(), "state": live.client.state}
-        if live.released:
-            kept["released"] = json.dumps(live.released)
-        frame = encode(kept)
-        self._store.write(live.client.name, version, frame.data)
-        # Its own copies, as after a restart: what is shared with a message or with the model stays no state (R2).
-        live.client.state = detached_copy(live.client.state)
-        live.version, live.digest = version, self._sealed(frame.digest)
-        self._weigh(live, len(frame.data))
+    def _commit(self, loaded: _LoadedClient, version: int) -> None:
+        saved: dict[str, Value] = {"model": loaded.client.model.state_dict(), "state": loaded.client.state}
+        if loaded.released:
+            saved["released"] = json.dumps(loaded.released)
+        frame = encode(saved)
+        self._store.write(loaded.client.name, version, frame.data)
+        # Copies, as after a restart: the state must not share memory with a message or with the model.
+        loaded.client.state = detached_copy(loaded.client.state)
+        loaded.version, loaded.digest = version, self._public_digest(frame.digest)
+        self._update_size(loaded, len(frame.data))
 
-    def _sealed(self, digest: str) -> str:
-        """A state's digest as it may be told: who guesses a site's data could compute the plain one, and compare."""
+    def _public_digest(self, digest: str) -> str:
+        """Return the digest to send. A site's is keyed, because a plain digest would confirm guesses of its data."""
         secret = self._maker.secret
         return hmac.new(secret.encode(), f"state {digest}".encode(), hashlib.sha256).hexdigest() if secret else digest
 
-    def _weigh(self, live: _Live, state: int) -> None:
-        """Keep count of what live clients hold: their state, and their share of the data."""
-        size = state + live.client.train.images.nbytes + live.client.test.images.nbytes
-        self._held += size - live.size
-        live.size = size
+    def _update_size(self, loaded: _LoadedClient, state: int) -> None:
+        """Update the memory use of a loaded client: its state and its data."""
+        size = state + loaded.client.train.images.nbytes + loaded.client.test.images.nbytes
+        self._memory += size - loaded.size
+        loaded.size = size
 
     def _drop(self, name: str) -> None:
-        gone = self._live.pop(name, None)
-        self._held -= gone.size if gone is not None else 0
+        dropped = self._loaded.pop(name, None)
+        self._memory -= dropped.size if dropped is not None else 0
 
-    def _make_room(self, keep: str) -> None:
-        while self._held > self._budget and len(self._live) > 1:
-            self._drop(next(name for name in self._live if name != keep))
+    def _free_memory(self, keep: str) -> None:
+        while self._memory > self._budget and len(self._loaded) > 1:
+            self._drop(next(name for name in self._loaded if name != keep))

@@ -1,4 +1,4 @@
-"""Versions of client states: which state every client is in, and which older ones may still be stored."""
+"""Versions of client states: the current one of every client, and older ones that may still be stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A method is one frozen object: its fields are its hyperparameters, and there is nowhere to hide state."""
+"""Base class of federated learning methods. A method is a frozen dataclass whose fields are its hyperparameters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sends:
-    """What crosses, in words that anybody can read."""
+    """Short description of what clients upload and download."""
 
     up: str = "nothing"
     down: str = "nothing"
@@ -30,7 +30,7 @@ class Sends:
 
 @dataclass(frozen=True)
 class Outgoing:
-    """What goes to clients: the same for all, and to each its own."""
+    """A message to clients: fields for all of them, and fields for single ones."""
 
     shared: Mapping[str, Value] = field(default_factory=dict)
     each: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
@@ -38,54 +38,57 @@ class Outgoing:
 
 @dataclass(frozen=True)
 class Method:
-    """Base of all methods. A round runs at the server, a step at a client; `cohort.call` is the door between."""
+    """Base of all methods. A round runs at the server and calls steps, which run at clients."""
 
     name: ClassVar[str] = ""
     needs: ClassVar[Needs] = Needs()
     sends: ClassVar[Sends] = Sends()
-    one_model: ClassVar[bool] = False  # keeps one model by core.one_model: sub-models and server filters work with it
-    excused: ClassVar[Mapping[str, str]] = {}  # checks of the battery that do not apply, each with its reason
-    battery_models: ClassVar[tuple[str, ...]] = ()  # models that the battery gives to clients, where not any will do
+    one_model: ClassVar[bool] = False  # uses core.one_model, so sub-models and server filters work with it
+    excused: ClassVar[Mapping[str, str]] = {}  # checks of polyfed.testing that do not apply, each with a reason
+    battery_models: ClassVar[tuple[str, ...]] = ()  # models that polyfed.testing uses, if the default ones do not fit
 
     def __post_init__(self) -> None:
         """Check the bounds of all options. A subclass that checks more calls `super().__post_init__()`."""
         check_options(self, "method")
 
     def check_training(self, settings: TrainSettings) -> None:
-        """Refuse a way of training that the method does not hold for, before the first round."""
+        """Raise InputError before the first round if the method does not support these training settings."""
 
     def init(self, server: Server) -> None:
-        """Once, before the first round."""
+        """Prepare the server. Called once, before the first round."""
 
     def round(self, server: Server, cohort: Cohort) -> None:
-        """One round."""
+        """Run one round."""
         raise NotImplementedError
 
     def finish(self, server: Server, everyone: Cohort) -> None:
-        """Once, after the last round, with all clients."""
+        """Finish the run with all clients. Called once, after the last round."""
 
     def publish(self, server: Server) -> Outgoing:
-        """What clients are handed to be evaluated with, by methods whose result is a server model (R10)."""
+        """Return what clients receive for evaluation, if the method's result is a server model."""
         return Outgoing()
 
     def adopt(self, client: Client, msg: Payload) -> None:
-        """Make what was published the client's model for an evaluation; undone after it."""
+        """Load what was published into the client for an evaluation. It is undone afterwards."""
 
     def predicts_from_published(self) -> bool:
-        """Whether what is published is all that a client predicts with: then one client of each kind is measured."""
+        """Return whether predictions depend on nothing but the published message.
+
+        If so, the global accuracy is measured at one client per architecture.
+        """
         return False
 
     def public_dataset(self) -> str | None:
-        """A dataset of the catalogue whose images the method shows to everybody; the clients' own is refused."""
+        """Return the name of the public dataset that the method uses, if any. It must not be the clients' own."""
         return None
 
     def predict(self, client: Client, x: Tensor) -> Tensor:
-        """One score per class; the largest is the answer."""
+        """Return one score per class. The class with the largest score is predicted."""
         logits: Tensor = client.model(x)
         return logits
 
     def also_predict(self) -> Mapping[str, Callable[[Client, Tensor], Tensor]]:
-        """Other ways to predict with the same model, by name, to be measured beside the one above."""
+        """Return other ways to predict with the same model, by name. Each is evaluated as well."""
         return {}
 
 
@@ -94,20 +97,20 @@ M = TypeVar("M", bound=Method)
 
 
 def register(name: str, *aliases: str) -> Callable[[type[M]], type[M]]:
-    """Make a method known by its name (and aliases) to configs and to the command line."""
+    """Register a method under a name (and aliases), for configs and the command line."""
 
-    def remember(method: type[M]) -> type[M]:
-        for known in (name, *aliases):
-            taken = _REGISTERED.get(known)
-            if taken is not None and taken.__qualname__ != method.__qualname__:
-                raise InputError(f"the method name '{known}' is taken by {taken.__module__}.{taken.__qualname__}")
-            _REGISTERED[known] = method
+    def decorate(method: type[M]) -> type[M]:
+        for alias in (name, *aliases):
+            other = _REGISTERED.get(alias)
+            if other is not None and other.__qualname__ != method.__qualname__:
+                raise InputError(f"the method name '{alias}' is taken by {other.__module__}.{other.__qualname__}")
+            _REGISTERED[alias] = method
         method.name = name
         return method
 
-    return remember
+    return decorate
 
 
 def registered() -> Mapping[str, type[Method]]:
-    """Every method registered so far in this process, by name."""
+    """Return the methods that are registered in this process, by name."""
     return dict(_REGISTERED)

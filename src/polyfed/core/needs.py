@@ -1,4 +1,4 @@
-"""What a method needs of its clients, checked for all of them before round 1 (R12)."""
+"""Requirements of a method on its clients. They are checked before the first round."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from polyfed.errors import InputError
 
 @dataclass(frozen=True)
 class Needs:
-    """Requirements; each True one must hold between all clients."""
+    """Requirements of a method. Each one that is True must hold across all clients."""
 
     same_architecture: bool = False
     same_head: bool = False
@@ -20,7 +20,7 @@ class Needs:
     sub_models: bool = False
 
     def names(self) -> list[str]:
-        """The requirements that are switched on, in words."""
+        """Return descriptions of the requirements that are True."""
         return [_WORDS[f.name] for f in fields(self) if getattr(self, f.name)]
 
 
@@ -64,14 +64,14 @@ _PREDICATES = {
 }
 
 
-# sub-models are compared with the server's model, not with each other: `models.slicing` finds out what is one
+# sub-models are compared with the server model, not with each other: see `models.slicing`
 _WORDS = {name: predicate.words for name, predicate in _PREDICATES.items()} | {
     "sub_models": "models that are slices of the largest"
 }
 
 
 def violated(needs: Needs, profiles: Sequence[Profile]) -> tuple[str, dict[Hashable, list[Profile]]] | None:
-    """The first requirement that does not hold, with the clients in groups that agree; None if all hold."""
+    """Return the first requirement that is not met, with clients grouped by value. Return None if all are met."""
     for requirement in fields(needs):
         if not getattr(needs, requirement.name) or requirement.name not in _PREDICATES:
             continue
@@ -84,19 +84,22 @@ def violated(needs: Needs, profiles: Sequence[Profile]) -> tuple[str, dict[Hasha
 
 
 def check(title: str, needs: Needs, profiles: Sequence[Profile], others: Iterable[tuple[str, Needs]]) -> None:
-    """Refuse an impossible combination in one sentence that names the groups and the methods that would work."""
-    broken = violated(needs, profiles)
-    if broken is None:
+    """Raise InputError if a requirement is not met. The message names the groups and methods that would work.
+
+    `others` is only iterated for the message.
+    """
+    violation = violated(needs, profiles)
+    if violation is None:
         return
-    name, groups = broken
+    name, groups = violation
     predicate = _PREDICATES[name]
     shown = "; ".join(
         f"{_clients([p.name for p in group])} {'has' if len(group) == 1 else 'have'} {predicate.show(group[0])}"
         for group in groups.values()
     )
-    works = [method for method, wanted in others if violated(wanted, profiles) is None]
-    instead = f" Methods that would work: {', '.join(works)}." if works else ""
-    raise InputError(f"{title} needs {predicate.words}, but {shown}; {predicate.remedy}.{instead}")
+    alternatives = [method for method, other in others if violated(other, profiles) is None]
+    hint = f" Methods that would work: {', '.join(alternatives)}." if alternatives else ""
+    raise InputError(f"{title} needs {predicate.words}, but {shown}; {predicate.remedy}.{hint}")
 
 
 def _clients(names: Sequence[str]) -> str:

@@ -1,8 +1,8 @@
-"""For methods that keep one model at the server: each client's part of it, and the mean change over its owners.
+"""Building blocks of methods with one server model: what clients receive of it, and how it is updated.
 
-With one architecture for all, every client's part is the whole model. With sub-models (`splitting`), a position is
-averaged over the clients that hold it, and what nobody holds keeps its bits (B0). The same lines serve both, and
-whatever the config puts between an update and the model (`server_filter`) sees every method's update here.
+With one architecture, every client receives the complete model. With sub-models (`splitting`), a position is averaged
+over the clients that have it, and a position that no client has keeps its value. A configured `server_filter` is
+applied here, to the update of any method.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from polyfed.training.histograms import counts, edges_for
 
 
 def initial_weights(server: Server) -> Weights:
-    """The server's model before the first round."""
+    """Return the server model before the first round."""
     family = server.family
     if family is None:
         return weights_of(server.build(server.roster[0].spec))
@@ -32,7 +32,7 @@ def initial_weights(server: Server) -> Weights:
 
 
 def weights_for_clients(server: Server, ids: Sequence[str], rule: Rule = prefix, **models: Weights) -> Outgoing:
-    """Each client's part of models that are laid out as the server's; one message for all where all hold the same."""
+    """Return the message with each client's part of models that have the layout of the server model."""
     family = server.family
     if family is None or not family.split:
         return Outgoing(shared=models)
@@ -45,24 +45,24 @@ def weights_for_clients(server: Server, ids: Sequence[str], rule: Rule = prefix,
 
 
 def cut_of(server: Server, client: str, like: Mapping[str, Tensor], rule: Rule = prefix) -> Cut:
-    """Where a client's tensors lie in the server's model."""
+    """Return the positions of a client's tensors in the server model."""
     if server.family is None:
         return {name: (None,) * tensor.ndim for name, tensor in like.items()}
     return server.family.cut(server.profile(client).spec, rule)
 
 
 def position_weights(server: Server, like: Mapping[str, Tensor], each: Mapping[str, float]) -> dict[str, Tensor]:
-    """The sum of these clients' numbers over those of them that hold each position."""
+    """Return, for each position, the sum of the weights of the clients that have it."""
     return coverage(like, ((cut_of(server, client, like), weight) for client, weight in each.items()))
 
 
 def holder_counts(server: Server, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """How many clients of the whole population hold each position (the N_q of B5)."""
+    """Return, for each position, how many of all clients have it (N_q)."""
     return position_weights(server, like, {profile.name: 1.0 for profile in server.roster})
 
 
 def buffer_names(server: Server) -> frozenset[str]:
-    """What of the server's model is counted rather than trained (BatchNorm's buffers), by its names there."""
+    """Return the names of the server model's buffers (BatchNorm statistics), which are not trained."""
     family = server.family
     kinds = {profile.spec: profile.buffers for profile in server.roster}
     return frozenset(
@@ -71,10 +71,10 @@ def buffer_names(server: Server) -> frozenset[str]:
 
 
 class UpdateAggregator:
-    """Gathers what clients made of their parts, one at a time: holds one sum, whatever the number of clients.
+    """Weighted mean of client updates, added one at a time. Memory does not grow with the number of clients.
 
-    Differences are formed and added in double precision, so that one owner, and equal owners, give their own weights
-    back to the last bit.
+    Differences are computed and added in double precision. One client, or clients with equal weights, therefore give
+    back exactly their own weights.
     """
 
     def __init__(self, server: Server, model: Weights, rule: Rule = prefix) -> None:
@@ -93,10 +93,10 @@ class UpdateAggregator:
         rows: tuple[Sequence[str], Tensor] | None = None,
         rule: Rule | None = None,
     ) -> None:
-        """One client's trained part. `times` lengthens the change of what is trained, but not that of statistics.
+        """Add one client's trained weights.
 
-        `rows`: of these tensors only these rows count (label masking, B0). `rule`: where this client's part lies,
-        if not where everybody's does.
+        `times` scales the change of parameters, but not of buffers. `rows` restricts the given tensors to the given
+        rows (label masking). `rule` gives the positions of this client's part, if they differ from other clients'.
         """
         server, statistics = self._server, self._server.profile(client).buffers
         cut = cut_of(server, client, self._model, rule or self._rule)
@@ -117,40 +117,40 @@ class UpdateAggregator:
         self._mean.add(change, cut, weight)
 
     def add_change(self, client: str, change: Weights, weight: float = 1.0) -> None:
-        """A change that the client has formed itself, of something that is laid out as the model."""
+        """Add a change that the client computed itself, with the layout of the model."""
         if self._server.family is not None:
             change = self._server.family.put(change, self._server.profile(client).spec)
         self._mean.add(change, cut_of(self._server, client, self._model, self._rule), weight)
 
     def mean(self) -> Update:
-        """sum_k w_k (theta_k - theta) / sum_k w_k over the owners of each position."""
+        """Return sum_k w_k (theta_k - theta) / sum_k w_k over the clients that have each position."""
         weight = self._mean.weights()
-        nothing = {
+        zeros = {
             name: torch.zeros_like(old, dtype=torch.float64) if old.is_floating_point() else old
             for name, old in self._model.items()
             if name in weight
         }
-        return Update(self._mean.mean(nothing), weight)
+        return Update(self._mean.mean(zeros), weight)
 
 
 def update_histograms(server: Server, update: Update, change: Weights) -> dict[str, Tensor]:
-    """Histograms of what moves the model, by trained tensor; where a filter changed it, of what was before too."""
-    counted = buffer_names(server)
-    found: dict[str, Tensor] = {}
+    """Return histograms of an update by parameter, and of the unfiltered update if a filter changed it."""
+    buffers = buffer_names(server)
+    histograms: dict[str, Tensor] = {}
     for name, by in change.items():
-        if not by.is_floating_point() or name in counted:
+        if not by.is_floating_point() or name in buffers:
             continue
         owned = update.weight[name] > 0
         after, before = by[owned], update.change[name][owned]
-        found[f"{name}.edges"] = edges = edges_for(after, before)
-        found[f"{name}.counts"] = counts(after, edges)
+        histograms[f"{name}.edges"] = edges = edges_for(after, before)
+        histograms[f"{name}.counts"] = counts(after, edges)
         if change[name] is not update.change[name]:
-            found[f"{name}.before"] = counts(before, edges)
-    return found
+            histograms[f"{name}.before"] = counts(before, edges)
+    return histograms
 
 
 def apply_update(server: Server, model: Weights, update: Update) -> Weights:
-    """The server's model after an update, through the server's filter; positions without an owner keep their bits."""
+    """Return the server model after a filtered update. Positions without weight do not change."""
     change = update.change if server.filter is None else server.filter.apply(server, update)
     if server.histograms:
         server.save_artifact("updates", **update_histograms(server, update, change))
@@ -159,6 +159,6 @@ def apply_update(server: Server, model: Weights, update: Update) -> Weights:
         old = model[name]
         value = (old.double() + by).to(old.dtype) if old.is_floating_point() else by
         if name.endswith("running_var"):
-            value = value.clamp(min=0)  # R3
+            value = value.clamp(min=0)
         after[name] = torch.where(update.weight[name] > 0, value, old)
     return after

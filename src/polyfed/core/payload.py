@@ -1,4 +1,4 @@
-"""Payloads: all that may cross a boundary. Named tensors, class tables and JSON scalars, nothing else."""
+"""Payloads: the content of messages and states. Tensors, class tables, JSON scalars and mappings of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Weights = dict[str, Tensor]
 
 
 class MissingFieldError(PayloadError, KeyError):
-    """A field that is not there; a KeyError too, so that `in` and `get` work as for any mapping."""
+    """A missing field. It is also a KeyError, so that `in` and `get` work as for any mapping."""
 
     __str__ = Exception.__str__
 
@@ -31,8 +31,8 @@ class Payload(Mapping[str, Value]):
         try:
             return self._fields[name]
         except KeyError:
-            held = ", ".join(sorted(self._fields)) or "nothing"
-            raise MissingFieldError(f"the message has no field '{name}'; it holds {held}") from None
+            present = ", ".join(sorted(self._fields)) or "nothing"
+            raise MissingFieldError(f"the message has no field '{name}'; it holds {present}") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._fields)
@@ -56,13 +56,13 @@ class Payload(Mapping[str, Value]):
         return value
 
     def weights(self, name: str) -> Weights:
-        """A flat mapping of named tensors, such as the state of a module."""
+        """Return a flat mapping of named tensors, such as a state dict."""
         value = self[name]
         if not isinstance(value, Mapping):
             raise PayloadError(f"the field '{name}' is a {type(value).__name__}, not named weights")
         tensors = {key: item for key, item in value.items() if isinstance(item, Tensor)}
         if len(tensors) != len(value):
-            raise PayloadError(f"the field '{name}' holds something else than named tensors")
+            raise PayloadError(f"the field '{name}' holds something other than named tensors")
         return tensors
 
     def number(self, name: str) -> float:
@@ -74,7 +74,7 @@ class Payload(Mapping[str, Value]):
     def text(self, name: str) -> str:
         value = self[name]
         if not isinstance(value, str):
-            raise PayloadError(f"the field '{name}' is a {type(value).__name__}, not a text")
+            raise PayloadError(f"the field '{name}' is a {type(value).__name__}, not a string")
         return value
 
 
@@ -82,7 +82,7 @@ State = dict[str, Value]
 
 
 def detached_copy(state: Mapping[str, Value]) -> State:
-    """The same content in memory of its own, dense and without gradients."""
+    """Return a deep copy of a state with contiguous tensors and without gradients."""
 
     def copy(value: Value) -> Value:
         if isinstance(value, Tensor):
@@ -96,5 +96,5 @@ def detached_copy(state: Mapping[str, Value]) -> State:
 
 
 def view(state: Mapping[str, Value]) -> Payload:
-    """Typed access to a state, which is a plain dictionary that may be written to."""
+    """Return typed, read-only access to a state."""
     return state if isinstance(state, Payload) else Payload(state)

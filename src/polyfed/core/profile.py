@@ -1,4 +1,4 @@
-"""What a federation knows of a client before training: its model's shape, its feature width, its amounts."""
+"""Client profiles: what the server knows about a client before training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Layout = tuple[tuple[str, tuple[int, ...], str], ...]  # (name, shape, dtype), i
 
 @dataclass(frozen=True)
 class Profile:
-    """One client as the server and the checks see it. No data, and no more of the model than its shapes."""
+    """Shapes of a client's model and size of its data. It holds neither data nor weights."""
 
     name: str
     architecture: str
@@ -22,24 +22,24 @@ class Profile:
     features: int
     classes: int
     samples: int  # training samples
-    spec: str = ""  # what `build` makes this architecture from
-    buffers: frozenset[str] = frozenset()  # of the model's tensors, those that are not trained
-    position: int = 0  # among all clients, from 0
+    spec: str = ""  # from which `build` creates this architecture
+    buffers: frozenset[str] = frozenset()  # names of the model's buffers
+    position: int = 0  # index among all clients
     image: tuple[int, int, int] = (0, 0, 0)  # channels, height and width of its samples
 
     @property
     def statistics(self) -> Layout:
-        """The running means and variances of its norms."""
+        """Running means and variances of normalisation layers."""
         return tuple(entry for entry in self.model if entry[0].endswith(("running_mean", "running_var")))
 
     @property
     def size(self) -> int:
-        """How many numbers the model holds."""
+        """Number of elements of the model's parameters and buffers."""
         return sum(math.prod(shape) for _, shape, _ in self.model)
 
 
 def layout(module: nn.Module) -> Layout:
-    """Names, shapes and types of everything a module's state holds."""
+    """Return names, shapes and types of a module's state dict."""
     return layout_of(module.state_dict())
 
 

@@ -1,7 +1,7 @@
-"""Named random streams: every draw comes from (seed, purpose, client, round, step), never from global state.
+"""Named random streams. Every random number comes from a generator named by (seed, purpose, client, round, step).
 
-A stream's first number depends on its name alone, so neither the engine nor the number of workers nor the
-order in which clients are served can change a result.
+A stream depends on its name alone. Neither the engine, the number of workers nor the order of clients can change a
+result.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ Name = int | str
 
 
 def derive(*name: Name) -> int:
-    """A 63-bit number that depends on every part of `name` and on where one part ends and the next begins."""
+    """Return a 63-bit seed from the parts of a name. Parts are separated, so ("ab", "c") differs from ("a", "bc")."""
     parts = b"".join(f"{type(part).__name__}:{part}\0".encode() for part in name)
     return int.from_bytes(hashlib.blake2b(parts, digest_size=8).digest(), "little") >> 1
 
 
 def generator(*name: Name) -> torch.Generator:
-    """A torch generator for the stream called `name`."""
+    """Return a torch generator for a named stream."""
     return torch.Generator().manual_seed(derive(*name))
 
 
 def numpy_generator(*name: Name) -> np.random.Generator:
-    """A numpy generator for the stream called `name`."""
+    """Return a numpy generator for a named stream."""
     return np.random.Generator(np.random.PCG64(derive(*name)))
 
 
 @contextlib.contextmanager
 def seeded(*name: Name) -> Iterator[None]:
-    """Torch's own generators follow the stream called `name` inside, and are put back as they were after.
+    """Seed torch's global generators from a named stream inside the context, and restore them afterwards.
 
-    For what cannot be handed a generator: the initial weights of a module, and dropout.
+    Use it for code that does not accept a generator: initial weights of modules, and dropout.
     """
     before = torch.default_generator.get_state()
     seed = derive(*name)

@@ -1,7 +1,7 @@
-"""What a step's messages must look like. Declared beside the step, checked before a tensor is made.
+"""Message schemas. They are declared with a step and checked before a tensor is created.
 
-A dimension is a number, a word ("classes", "features", or any other word, which then must mean the same number
-throughout one message), or a function of (method, profile of the client), such as `FromMethod("width")`.
+A dimension is a number, a name, or a function of (method, profile of the client) such as `FromMethod("width")`. The
+names "classes" and "features" refer to the client's profile; any other name stands for one number in a message.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from polyfed.core.payload import Payload
 from polyfed.core.profile import Layout, Profile
 from polyfed.errors import PayloadError
 
-LARGEST = 1e300  # of a number in a message: sums of many stay finite
+LARGEST = 1e300  # largest number in a message, so that sums stay finite
 Dim = int | str | Callable[[object, Profile], int]
 
 
 @dataclass(frozen=True)
 class FromMethod:
-    """A dimension or a layout that the method has as an attribute: an option, or a method that takes the profile."""
+    """Dimension or layout from an attribute of the method: an option, or a function of the profile."""
 
     attribute: str
 
@@ -36,7 +36,7 @@ class FromMethod:
 
 @dataclass(frozen=True)
 class OptionIs:
-    """A condition for `by_sample`: an option of the method has this value."""
+    """Condition for `by_sample`: an option of the method has this value."""
 
     option: str
     value: object
@@ -46,16 +46,16 @@ class OptionIs:
 
 
 @dataclass
-class _Site:
-    """Whose message is checked, and what its free dimensions turned out to be."""
+class CheckContext:
+    """Client and method of the message that is checked, and the values of its free dimensions."""
 
     method: object
     profile: Profile
     free: dict[str, int]
-    sent: MessageHeader | None  # what went down in the same call, when a reply is checked
+    sent: MessageHeader | None  # for a reply: the message that it answers
 
-    def fits(self, dim: Dim, found: int) -> int | None:
-        """None when `found` is right, else what it should have been."""
+    def expected(self, dim: Dim, size: int) -> int | None:
+        """Return None if `size` is right, else the expected size."""
         if callable(dim):
             want = dim(self.method, self.profile)
         elif dim == "classes":
@@ -63,19 +63,19 @@ class _Site:
         elif dim == "features":
             want = self.profile.features
         elif isinstance(dim, str):
-            want = self.free.setdefault(dim, found)
+            want = self.free.setdefault(dim, size)
         else:
             want = dim
-        return None if want == found else want
+        return None if want == size else want
 
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
-    """Base of the kinds of field. `means` says in words what the field is; `optional` lets a message leave it out.
+    """Base class of fields. `means` describes the field; a message may leave out an `optional` one.
 
-    `by_sample` says that, given the client's model, one sample of the client touches one row at most, as of class
-    means or of one embedding per sample. Only such rows can be protected one by one. Where it depends on the method's
-    settings it is a function of the method.
+    `by_sample` states that, for a given model, one sample of the client influences at most one row, as in class means
+    or in one embedding per sample. Only such rows can be protected row by row. It may be a function of the method, if
+    it depends on the method's settings.
     """
 
     means: str = ""
@@ -83,83 +83,83 @@ class Field:
     by_sample: bool | Callable[[object], bool] = False
 
     def has_own_rows(self, method: object) -> bool:
-        """Whether one sample touches one row at most, as the method is set."""
+        """Return whether one sample influences at most one row, with the method's settings."""
         return self.by_sample(method) if callable(self.by_sample) else self.by_sample
 
-    def check(self, name: str, seen: MessageHeader, site: _Site) -> None:
+    def check(self, name: str, header: MessageHeader, context: CheckContext) -> None:
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class TableField(Field):
-    """A class table whose rows have `width` numbers."""
+    """A class table with rows of `width` numbers."""
 
     width: Dim = "features"
     counts: bool = False
     dtype: torch.dtype = torch.float32
 
-    def check(self, name: str, seen: MessageHeader, site: _Site) -> None:
-        if name not in seen.tables:
+    def check(self, name: str, header: MessageHeader, context: CheckContext) -> None:
+        if name not in header.tables:
             raise PayloadError(f"field '{name}' is not a class table")
-        classes, counted = seen.tables[name]
-        wrong = [c for c in classes if not 0 <= c < site.profile.classes]
+        classes, counted = header.tables[name]
+        wrong = [c for c in classes if not 0 <= c < context.profile.classes]
         if wrong:
-            raise PayloadError(f"field '{name}' has a row for class {wrong[0]} of {site.profile.classes} classes")
+            raise PayloadError(f"field '{name}' has a row for class {wrong[0]} of {context.profile.classes} classes")
         if counted != self.counts:
-            raise PayloadError(f"field '{name}' comes {'with' if counted else 'without'} counts, against its step")
-        values = _described(name + "#values", seen, self.dtype)
+            raise PayloadError(f"field '{name}' has {'counts' if counted else 'no counts'}, unlike its declaration")
+        values = _tensor_header(name + "#values", header, self.dtype)
         rows, width = (*values.shape, 0, 0)[:2]
         if len(values.shape) != 2 or rows != len(classes):
             raise PayloadError(f"field '{name}' has {len(classes)} classes and values of shape {values.shape}")
-        want = site.fits(self.width, width)
+        want = context.expected(self.width, width)
         if want is not None:
             raise PayloadError(f"field '{name}' has rows of {width} numbers, expected {want}")
 
 
 @dataclass(frozen=True)
 class TensorField(Field):
-    """One tensor of the given dimensions."""
+    """One tensor with the given dimensions."""
 
     dims: tuple[Dim, ...] = ()
     dtype: torch.dtype = torch.float32
 
-    def check(self, name: str, seen: MessageHeader, site: _Site) -> None:
-        found = _described(name, seen, self.dtype)
-        if len(found.shape) != len(self.dims):
-            raise PayloadError(f"field '{name}' has shape {found.shape}, expected {len(self.dims)} dimensions")
-        for axis, (dim, size) in enumerate(zip(self.dims, found.shape, strict=True)):
-            want = site.fits(dim, size)
+    def check(self, name: str, header: MessageHeader, context: CheckContext) -> None:
+        tensor = _tensor_header(name, header, self.dtype)
+        if len(tensor.shape) != len(self.dims):
+            raise PayloadError(f"field '{name}' has shape {tensor.shape}, expected {len(self.dims)} dimensions")
+        for axis, (dim, size) in enumerate(zip(self.dims, tensor.shape, strict=True)):
+            want = context.expected(dim, size)
             if want is not None:
-                raise PayloadError(f"field '{name}' has shape {found.shape}, expected {want} along axis {axis}")
+                raise PayloadError(f"field '{name}' has shape {tensor.shape}, expected {want} along axis {axis}")
 
 
 @dataclass(frozen=True)
 class WeightsField(Field):
-    """The state of the client's model, of its head, or the running statistics of its norms, every tensor by name."""
+    """The state dict of the client's model or head, or the running statistics of its normalisation layers."""
 
     of: Literal["model", "head", "statistics"] = "model"
 
-    def check(self, name: str, seen: MessageHeader, site: _Site) -> None:
-        expected = _expected(getattr(site.profile, self.of))
-        found = _inside(name, seen)
-        for path in (*seen.scalars, *seen.empty):
+    def check(self, name: str, header: MessageHeader, context: CheckContext) -> None:
+        expected = _expected(getattr(context.profile, self.of))
+        found = _inside(name, header)
+        for path in (*header.scalars, *header.empty):
             if path == name or path.startswith(name + "/"):
-                raise PayloadError(f"field '{name}' holds something else than named tensors: '{path}'")
+                raise PayloadError(f"field '{name}' holds something other than named tensors: '{path}'")
         _check_layout(name, found, expected, f"the client's {self.of}")
 
 
 @dataclass(frozen=True)
 class ScalarField(Field):
-    """One JSON scalar of a kind; numbers must be finite, and not below `least`."""
+    """One JSON scalar. Numbers must be finite and at least `least`."""
 
     kind: Literal["number", "text", "flag"] = "number"
     least: float | None = None
 
-    def check(self, name: str, seen: MessageHeader, site: _Site) -> None:
-        value = seen.scalars.get(name)
+    def check(self, name: str, header: MessageHeader, context: CheckContext) -> None:
+        value = header.scalars.get(name)
         kinds = {"number": (int, float), "text": (str,), "flag": (bool,)}[self.kind]
-        right = isinstance(value, kinds) and (self.kind == "flag" or not isinstance(value, bool))
-        if not right:
+        valid = isinstance(value, kinds) and (self.kind == "flag" or not isinstance(value, bool))
+        if not valid:
             raise PayloadError(f"field '{name}' is {value!r}, expected a {self.kind}")
         if isinstance(value, int | float) and not abs(value) <= LARGEST:  # written so that NaN fails as well
             raise PayloadError(f"field '{name}' is not a finite number of at most {LARGEST:g}")
@@ -169,46 +169,48 @@ class ScalarField(Field):
 
 @dataclass(frozen=True)
 class TreeField(Field):
-    """Named tensors whose names and shapes only the method can know; still finite and of a type that may travel.
+    """Named tensors with names and shapes that only the method knows.
 
-    In a reply, `like` names a field that went down in the same call: names, shapes and types must be the same. Where
-    a client's profile says what they are, `layout` is a function of (method, profile) that gives them.
+    In a reply, `like` names a field of the message it answers: names, shapes and types must be the same. `layout` is
+    a function of (method, profile) that returns the expected layout, if the profile determines it.
     """
 
     like: str | None = None
     layout: Callable[[object, Profile], Layout] | None = None
 
-    def check(self, name: str, seen: MessageHeader, site: _Site) -> None:
-        paths = (*seen.tensors, *seen.scalars, *seen.empty)
+    def check(self, name: str, header: MessageHeader, context: CheckContext) -> None:
+        paths = (*header.tensors, *header.scalars, *header.empty)
         if not any(path == name or path.startswith(name + "/") for path in paths):
             raise PayloadError(f"field '{name}' is missing")
-        if self.like is not None and site.sent is not None:
-            _check_layout(name, _inside(name, seen), _inside(self.like, site.sent), f"what was sent as '{self.like}'")
+        if self.like is not None and context.sent is not None:
+            _check_layout(
+                name, _inside(name, header), _inside(self.like, context.sent), f"what was sent as '{self.like}'"
+            )
         if self.layout is not None:
-            expected = _expected(self.layout(site.method, site.profile))
-            _check_layout(name, _inside(name, seen), expected, "what the method makes of the client's profile")
+            expected = _expected(self.layout(context.method, context.profile))
+            _check_layout(name, _inside(name, header), expected, "the layout that the method expects of this client")
 
 
 Schema = Mapping[str, Field]
 
 
 def check_header(
-    seen: MessageHeader, schema: Schema, method: object, profile: Profile, sent: MessageHeader | None = None
+    header: MessageHeader, schema: Schema, method: object, profile: Profile, sent: MessageHeader | None = None
 ) -> None:
-    """Refuse unknown and missing fields, wrong shapes and wrong types, by name, from the headers alone."""
-    present = seen.sizes().keys()
+    """Raise PayloadError for unknown and missing fields, wrong shapes and wrong types. Only the header is read."""
+    present = header.sizes().keys()
     for name in sorted(present - schema.keys()):
-        raise PayloadError(f"field '{name}' is not one of the step's ({', '.join(schema) or 'it has none'})")
-    site = _Site(method, profile, {}, sent)
+        raise PayloadError(f"field '{name}' is not declared by the step ({', '.join(schema) or 'it declares none'})")
+    context = CheckContext(method, profile, {}, sent)
     for name, kind in schema.items():
         if name in present:
-            kind.check(name, seen, site)
+            kind.check(name, header, context)
         elif not kind.optional:
             raise PayloadError(f"field '{name}' is missing")
 
 
 def check_finite(payload: Payload) -> None:
-    """Refuse NaN and infinity, naming the field."""
+    """Raise PayloadError if a field contains NaN or infinity."""
 
     def walk(path: str, value: object) -> None:
         if isinstance(value, float) and not math.isfinite(value):
@@ -225,19 +227,19 @@ def check_finite(payload: Payload) -> None:
         walk(name, value)
 
 
-def _described(path: str, seen: MessageHeader, dtype: torch.dtype) -> TensorHeader:
+def _tensor_header(path: str, header: MessageHeader, dtype: torch.dtype) -> TensorHeader:
     name = path.split("#")[0]
-    if path not in seen.tensors:
+    if path not in header.tensors:
         raise PayloadError(f"field '{name}' is not a tensor")
-    found = seen.tensors[path]
-    if found.dtype != DTYPES[dtype]:
-        raise PayloadError(f"field '{name}' holds numbers of type {found.dtype}, expected {DTYPES[dtype]}")
-    return found
+    tensor = header.tensors[path]
+    if tensor.dtype != DTYPES[dtype]:
+        raise PayloadError(f"field '{name}' holds numbers of type {tensor.dtype}, expected {DTYPES[dtype]}")
+    return tensor
 
 
-def _inside(name: str, seen: MessageHeader) -> dict[str, TensorHeader]:
-    """The tensors of a field that is a mapping, by their names in it."""
-    return {path[len(name) + 1 :]: d for path, d in seen.tensors.items() if path.startswith(name + "/")}
+def _inside(name: str, header: MessageHeader) -> dict[str, TensorHeader]:
+    """Return the tensors of a mapping field by their names in it."""
+    return {path[len(name) + 1 :]: d for path, d in header.tensors.items() if path.startswith(name + "/")}
 
 
 def _expected(layout: Layout) -> dict[str, TensorHeader]:

@@ -1,4 +1,4 @@
-"""The server for the length of one round: what it knows of its clients, its memory, and its random streams."""
+"""The server that a round receives: client profiles, state and random streams."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ Event = dict[str, Scalar | list[float] | list[str]]
 
 @dataclass
 class Server:
-    """The server's side. All that it keeps between rounds is `state`."""
+    """The server of a federation. Only `state` is kept between rounds."""
 
     roster: tuple[Profile, ...]
     classes: int
     rounds: int
     seed: int
-    build: Callable[[str], SplitModel]  # an architecture from its spec, with initial weights common to all parties
+    build: Callable[[str], SplitModel]  # builds an architecture, with initial weights common to all clients
     state: State = field(default_factory=dict)
     round: int = 0
     events: list[Event] = field(default_factory=list)
     artifacts: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-    family: Family | None = None  # one server model and its sub-models; None: all hold the same
-    filter: ServerFilter | None = None  # what an update passes before it moves the server's model
-    histograms: bool = False  # whether this round's update is kept as counts, per layer
+    family: Family | None = None  # the server model and its sub-models; None: one architecture
+    filter: ServerFilter | None = None  # applied to updates of the server model
+    histograms: bool = False  # whether to save histograms of this round's update
     _by_name: dict[str, Profile] = field(default_factory=dict, repr=False)
 
     @property
@@ -43,26 +43,26 @@ class Server:
 
     @property
     def features(self) -> int:
-        """The common feature width; methods that use it need it to be common."""
+        """The feature width, for methods that require the same width at all clients."""
         return self.roster[0].features
 
     @property
     def smallest(self) -> Profile:
-        """The client with the fewest parameters: its architecture is the auxiliary one, unless a method is told."""
+        """The client with the fewest parameters. Its architecture is the default of auxiliary models."""
         return min(self.roster, key=lambda profile: profile.size)
 
     def profile(self, name: str) -> Profile:
-        """What is known of a client."""
+        """Return the profile of a client."""
         if not self._by_name:
             self._by_name.update((profile.name, profile) for profile in self.roster)
         return self._by_name[name]
 
     def stream(self, purpose: str) -> torch.Generator:
-        """The server's random stream of this round for a purpose."""
+        """Return a random generator for a purpose, specific to the server and this round."""
         return rng.generator(self.seed, purpose, "server", self.round)
 
     def record(self, kind: str, **facts: Scalar | list[float] | list[str]) -> None:
-        """Note something for the run's events, for a figure to be drawn from."""
+        """Record values of this round in the run's events, for figures."""
         self.events.append({"event": kind, "round": self.round, **facts})
 
     def save_artifact(self, kind: str, **tensors: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""A client step: an ordinary method that runs at a client, with the shape of its messages declared beside it."""
+"""Client steps: methods that run at a client, with declared message schemas."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Reply = Mapping[str, Value]
 
 
 class Step(Protocol):
-    """A step bound to its method, as `self.train` gives it."""
+    """A step bound to its method, such as `self.train`."""
 
     __name__: str
 
@@ -26,7 +26,7 @@ class Step(Protocol):
 
 @dataclass(frozen=True)
 class Messages:
-    """What a step receives and what it answers."""
+    """Schemas of the message that a step receives and of its reply."""
 
     down: Schema
     up: Schema
@@ -36,26 +36,26 @@ F = TypeVar("F", bound=Callable[..., Reply | None])
 
 
 def step(*, down: Schema | None = None, up: Schema | None = None) -> Callable[[F], F]:
-    """Mark a method as a step that the server may ask a client to run, and declare its messages."""
+    """Declare a client step and the schemas of its messages."""
 
-    def mark(function: F) -> F:
+    def decorate(function: F) -> F:
         vars(function)["messages"] = Messages(dict(down or {}), dict(up or {}))
         return function
 
-    return mark
+    return decorate
 
 
 def messages_of(method: object, name: str) -> Messages:
-    """The declared messages of a method's step; a name that is not a step is refused."""
-    found: Any = getattr(type(method), name, None)
-    messages = getattr(found, "messages", None)
+    """Return the schemas of a step. Raise PayloadError if the method has no such step."""
+    function: Any = getattr(type(method), name, None)
+    messages = getattr(function, "messages", None)
     if not isinstance(messages, Messages):
         raise PayloadError(f"{type(method).__name__} has no step called '{name}'")
     return messages
 
 
 def combined(method: object, names: tuple[str, ...]) -> Messages:
-    """The messages of several steps that run in one call: they share what comes down, their replies are joined."""
+    """Return the schemas of several steps in one call. They receive the same message; their replies are joined."""
     down: dict[str, Any] = {}
     up: dict[str, Any] = {}
     for name in names:

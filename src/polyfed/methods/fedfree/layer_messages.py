@@ -9,7 +9,7 @@ import torch
 
 from polyfed.core.codec import DTYPES, MessageHeader, TensorHeader
 from polyfed.core.payload import Payload, Value
-from polyfed.core.schema import Field, ScalarField, _Site
+from polyfed.core.schema import CheckContext, Field, ScalarField
 from polyfed.errors import PayloadError
 from polyfed.methods.fedfree.layers import KINDS, Layer
 
@@ -22,9 +22,9 @@ TENSORS = ("weight", "bias")
 class LayersField(Field):
     """Packed layers of the client's model. Their names and shapes must match the model."""
 
-    def check(self, name: str, seen: MessageHeader, site: _Site) -> None:
-        model = {n: TensorHeader(DTYPES[getattr(torch, dtype)], shape) for n, shape, dtype in site.profile.model}
-        paths = (*seen.tensors, *seen.scalars, *seen.tables, *(path for path in seen.empty if path != name))
+    def check(self, name: str, header: MessageHeader, context: CheckContext) -> None:
+        model = {n: TensorHeader(DTYPES[getattr(torch, dtype)], shape) for n, shape, dtype in context.profile.model}
+        paths = (*header.tensors, *header.scalars, *header.tables, *(path for path in header.empty if path != name))
         paths = tuple(path for path in paths if path == name or path.startswith(name + "/"))
         entries = {path.rpartition("/")[0] for path in paths}
         for path in paths:
@@ -32,9 +32,9 @@ class LayersField(Field):
                 raise PayloadError(f"field '{name}' has '{path}', which is not part of a layer")
         for entry in sorted(entries):
             for key, field in METADATA.items():
-                field.check(f"{entry}/{key}", seen, site)
-            layer, kind = seen.scalars[f"{entry}/name"], str(seen.scalars[f"{entry}/kind"])
-            tensors = {key: seen.tensors.get(f"{entry}/{key}") for key in TENSORS}
+                field.check(f"{entry}/{key}", header, context)
+            layer, kind = header.scalars[f"{entry}/name"], str(header.scalars[f"{entry}/kind"])
+            tensors = {key: header.tensors.get(f"{entry}/{key}") for key in TENSORS}
             if any(tensors[key] != model.get(f"{layer}.{key}") for key in tensors) or tensors["weight"] is None:
                 raise PayloadError(f"field '{name}' has a layer '{layer}' that does not match the client's model")
             if KINDS.get(kind) != len(tensors["weight"].shape):
