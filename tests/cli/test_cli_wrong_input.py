@@ -50,7 +50,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["engine.name=dask"], "engine.name is 'dask': expected 'serial', 'pool', 'ray' or 'flower'"),
         (["engine.workers=0"], "engine.workers is 0: at least 1 worker is needed"),
         (["method=fedprto"], "no method called 'fedprto'; did you mean 'fedproto'?"),
-        (["method.guidnce=2"], "method fedproto has no field 'guidnce'; did you mean 'guidance'?"),
+        (["method.guidnce=2"], "method fedproto has no option 'guidnce'; did you mean 'guidance'?"),
         (["method.guidance=high"], "method.guidance is 'high'"),
         (["models.group=tiny5"], "'tiny5' is unknown: did you mean 'tiny4'?"),
         (["models.group=[tiny-cn]"], "'tiny-cn' is unknown: did you mean 'tiny-cnn'?"),

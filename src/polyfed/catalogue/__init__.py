@@ -1,7 +1,7 @@
-"""Which methods and server filters there are, and how to make one from a config.
+"""Lists of all methods and server filters, and their creation from a config.
 
-`source_reader` reads declarations from source files without importing them, so lists need no torch; `factory`
-imports a method when it is needed.
+`source_reader` reads declarations from source files without importing them, so lists are fast and need no torch.
+`factory` imports a method when it is needed and checks its options.
 """
 
 from polyfed.catalogue.factory import filters, load, make, make_filter, methods

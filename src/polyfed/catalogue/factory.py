@@ -1,4 +1,4 @@
-"""Find methods and server filters by name, and make them from a config."""
+"""Find methods and server filters by name, and create them from a config."""
 
 from __future__ import annotations
 
@@ -22,47 +22,46 @@ ENTRY_POINTS = "polyfed.methods"
 
 @cache
 def methods() -> Mapping[str, MethodInfo]:
-    """Every method by name, in alphabetical order."""
-    found: dict[str, MethodInfo] = {}
+    """Return all methods by name, in alphabetical order."""
+    infos: dict[str, MethodInfo] = {}
     for module, path in _sources():
         try:
-            found |= {listed.name: listed for listed in read_file(module, path)}
+            infos |= {info.name: info for info in read_file(module, path)}
         except (OSError, SyntaxError, ValueError):
             if module.startswith("polyfed."):
                 raise
-            # a plug-in that cannot be read is not listed; whoever asks for it by name is told so
-    return dict(sorted(found.items()))
+            # A plug-in that cannot be read is not listed; asking for it by name raises InputError.
+    return dict(sorted(infos.items()))
 
 
 @cache
 def filters() -> Mapping[str, MethodInfo]:
-    """Every server filter by name."""
+    """Return all server filters by name."""
     sources = _modules("filters", "filter.py")
-    return {listed.name: listed for module, path in sources for listed in read_file(module, path)}
+    return {info.name: info for module, path in sources for info in read_file(module, path)}
 
 
 def load(name: str) -> type[Method]:
-    """The class of a method. Its file is imported now, unless it is already there."""
+    """Return the class of a method, and import its module if necessary."""
     from polyfed.core.method import registered
 
     if name not in registered():
-        for listed in methods().values():
-            if name in (listed.name, *listed.aliases):
-                importlib.import_module(listed.module)
+        for info in methods().values():
+            if name in (info.name, *info.aliases):
+                importlib.import_module(info.module)
     if name not in registered():
-        known = {*methods(), *registered()}
-        raise InputError(f"there is no method called '{name}'; {nearest(name, known)}")
+        raise InputError(f"there is no method called '{name}'; {nearest(name, {*methods(), *registered()})}")
     return registered()[name]
 
 
 def make(settings: Mapping[str, Any]) -> Method:
-    """A method from its name and fields; unknown fields and wrong types are refused in one sentence."""
+    """Create a method from its name and options; raise InputError for unknown options and wrong values."""
     method = load(str(settings["name"]))
     return method(**_checked("method", method, settings))
 
 
 def make_filter(settings: str | Mapping[str, Any]) -> ServerFilter | None:
-    """A server filter from its name and fields; None where the config asks for none."""
+    """Create a server filter from its name and options; return None for the name `none`."""
     if isinstance(settings, str):
         settings = {"name": settings}
     name = str(settings["name"])
@@ -76,12 +75,15 @@ def make_filter(settings: str | Mapping[str, Any]) -> ServerFilter | None:
         raise InputError(
             f"there is no server filter called '{name}'; {nearest(name, {'none', *filters(), *registered()})}"
         )
-    chosen = registered()[name]
-    return chosen(**_checked("server_filter", chosen, settings))
+    server_filter = registered()[name]
+    return server_filter(**_checked("server_filter", server_filter, settings))
 
 
 def _checked(key: str, kind: type[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that a config gives a method or a filter, if they are its own and of the right types."""
+    """Return the options in a config section; raise InputError for unknown options and wrong types.
+
+    Bounds are checked when the object is created (`polyfed.core.options`).
+    """
     import dataclasses
     from typing import get_type_hints
 
@@ -91,31 +93,31 @@ def _checked(key: str, kind: type[Any], settings: Mapping[str, Any]) -> dict[str
     fields = {f.name: f for f in dataclasses.fields(kind)}
     for name in given:
         if name not in fields:
-            raise InputError(f"{key.replace('_', ' ')} {kind.name} has no field '{name}'; {nearest(name, fields)}")
+            raise InputError(f"{key.replace('_', ' ')} {kind.name} has no option '{name}'; {nearest(name, fields)}")
     hints = get_type_hints(kind)
-    shape: Any = {name: (hints[name], ...) for name in given}
+    schema: Any = {name: (hints[name], ...) for name in given}
     try:
         create_model(
-            "fields", __config__=ConfigDict(strict=True, arbitrary_types_allowed=True, allow_inf_nan=False), **shape
+            "fields", __config__=ConfigDict(strict=True, arbitrary_types_allowed=True, allow_inf_nan=False), **schema
         )(**given)
     except ValidationError as error:
         problem = error.errors()[0]
-        said = problem["msg"][0].lower() + problem["msg"][1:]
+        message = problem["msg"][0].lower() + problem["msg"][1:]
         raise InputError(
-            f"{key}.{problem['loc'][0]} is {problem['input']!r}: {said.replace('input should be', 'expected')}"
+            f"{key}.{problem['loc'][0]} is {problem['input']!r}: {message.replace('input should be', 'expected')}"
         ) from None
     return given
 
 
 def _sources() -> Iterator[tuple[str, Path]]:
-    """Modules that hold methods: ours, and those that installed packages announce."""
+    """Yield the modules of methods: those of polyfed, and entry points of installed packages."""
     yield from _modules("methods", "method.py")
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
         module = entry.value.partition(":")[0]
         try:
             spec = importlib.util.find_spec(module)
         except (ImportError, ValueError):
-            continue  # announced by a package whose module is gone
+            continue  # the module of the entry point is missing
         if spec is not None and spec.origin is not None and spec.origin.endswith(".py"):
             yield module, Path(spec.origin)
 

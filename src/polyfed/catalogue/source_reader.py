@@ -1,15 +1,13 @@
 """Read the declarations of methods from their source, without importing them.
 
-A method declares its name, options, needs and messages as literals, so its source, with the sources of the methods
-that it derives from, is all that a list needs. Lists therefore work at once and without torch.
+A method declares its name, options, needs and messages as literals. Its source and the sources of its base classes
+are enough for a list, so that lists are fast and work without torch.
 """
 
 from __future__ import annotations
 
 import ast
 import copy
-import io
-import tokenize
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -32,7 +30,7 @@ class Option:
 
 @dataclass(frozen=True)
 class MethodInfo:
-    """A method as a list shows it."""
+    """The entry of a method or filter in a list."""
 
     name: str
     title: str
@@ -53,23 +51,23 @@ def read_file(module: str, path: Path) -> Iterator[MethodInfo]:
         names = _registered_names(node)
         if not names:
             continue
-        said = source.declared(node)
+        declaration = source.declaration(node)
         yield MethodInfo(
             name=names[0],
             title=(ast.get_docstring(node) or "").split("\n")[0],
             paper=" ".join(intro[1].split()) if len(intro) > 1 else "",
-            requires=[need for need, wanted in (_needs_defaults() | said.needs).items() if wanted],
-            sends_up=said.sends.get("up", "nothing"),
-            sends_down=said.sends.get("down", "nothing"),
-            options=list(said.options.values()),
+            requires=[need for need, required in (_needs_defaults() | declaration.needs).items() if required],
+            sends_up=declaration.sends.get("up", "nothing"),
+            sends_down=declaration.sends.get("down", "nothing"),
+            options=list(declaration.options.values()),
             aliases=names[1:],
             module=module,
         )
 
 
 @dataclass
-class _Declared:
-    """What a class says by literals, its own words before those of its bases."""
+class _Declaration:
+    """Options, needs and messages of a class; its own come before those of its bases."""
 
     options: dict[str, Option] = field(default_factory=dict)
     needs: dict[str, Any] = field(default_factory=dict)
@@ -78,39 +76,40 @@ class _Declared:
 
 @dataclass(frozen=True, eq=False)
 class _Source:
-    """A file that declares methods, as text."""
+    """The source file of a method."""
 
     tree: ast.Module
-    comments: Mapping[int, str]
+    lines: list[str]
 
     @staticmethod
     @cache
     def of(path: Path) -> _Source:
         text = path.read_text()
-        return _Source(ast.parse(text), _comments(text))
+        return _Source(ast.parse(text), text.splitlines())
 
     @property
     def classes(self) -> list[ast.ClassDef]:
         return [node for node in self.tree.body if isinstance(node, ast.ClassDef)]
 
-    def declared(self, node: ast.ClassDef) -> _Declared:
-        """Fields, needs and sends of a class, with those it has from bases that are found among the methods."""
-        said = _Declared()
+    def declaration(self, node: ast.ClassDef) -> _Declaration:
+        """Return the declaration of a class, with what it inherits from other methods."""
+        declaration = _Declaration()
         for base in reversed(node.bases):
-            where, inherited = self._base(base, node)
-            if where is None or inherited is None:
+            source, base_node = self._base(base, node)
+            if source is None or base_node is None:
                 continue
-            before = where.declared(inherited)
-            if _is_dataclass(inherited):
-                said.options |= before.options
-            said.needs, said.sends = before.needs or said.needs, before.sends or said.sends
-        said.options |= self._own_options(node)  # one that was there keeps its place, as in a dataclass
+            inherited = source.declaration(base_node)
+            if _is_dataclass(base_node):
+                declaration.options |= inherited.options
+            declaration.needs = inherited.needs or declaration.needs
+            declaration.sends = inherited.sends or declaration.sends
+        declaration.options |= self._own_options(node)  # an overridden option keeps its position, as in a dataclass
         for item in node.body:
             if isinstance(item, ast.Assign):
                 for target in item.targets:
                     if isinstance(target, ast.Name) and target.id in ("needs", "sends"):
-                        setattr(said, target.id, _keywords(item.value))
-        return said
+                        setattr(declaration, target.id, _keywords(item.value))
+        return declaration
 
     def _own_options(self, node: ast.ClassDef) -> dict[str, Option]:
         options = {}
@@ -122,33 +121,36 @@ class _Source:
                 and not ast.unparse(item.annotation).startswith("ClassVar")
             ):
                 bounds = _Bounds()
-                plain = ast.unparse(bounds.visit(copy.deepcopy(item.annotation)))
-                lines = range(item.lineno, (item.end_lineno or item.lineno) + 1)
-                help_text = next((self.comments[line] for line in lines if line in self.comments), "")
-                options[item.target.id] = Option(
-                    item.target.id, plain, _literal(item.value), help_text, bounds.stated
-                )
+                type_text = ast.unparse(bounds.visit(copy.deepcopy(item.annotation)))
+                name, default, help_text = item.target.id, _literal(item.value), self._comment_after(item.value)
+                options[name] = Option(name, type_text, default, help_text, bounds.stated)
         return options
 
-    def _base(self, base: ast.expr, heir: ast.ClassDef) -> tuple[_Source | None, ast.ClassDef | None]:
-        """Where a base class is declared: further up in this file, or in a method's file that this one imports."""
+    def _comment_after(self, node: ast.expr) -> str:
+        """Return the comment in the last line of a default value: the help of an option."""
+        line = self.lines[(node.end_lineno or node.lineno) - 1]
+        rest = line.encode()[node.end_col_offset or 0 :].decode().strip()  # columns count bytes
+        return rest.lstrip("# ") if rest.startswith("#") else ""
+
+    def _base(self, base: ast.expr, subclass: ast.ClassDef) -> tuple[_Source | None, ast.ClassDef | None]:
+        """Find a base class: earlier in this file, or in the file of a method that this file imports."""
         name = ast.unparse(base)
         for node in self.classes:
-            if node.name == name and node.lineno < heir.lineno:
+            if node.name == name and node.lineno < subclass.lineno:
                 return self, node
         first, dot, rest = name.partition(".")
         module, _, kind = (self._imported().get(first, first) + dot + rest).rpartition(".")
         if not module.startswith("polyfed.methods."):
             return None, None
-        place = PACKAGE.parent.joinpath(*module.split("."))
-        path = next((path for path in (place.with_suffix(".py"), place / "method.py") if path.exists()), None)
+        folder = PACKAGE.parent.joinpath(*module.split("."))
+        path = next((path for path in (folder.with_suffix(".py"), folder / "method.py") if path.exists()), None)
         if path is None:
             return None, None
         source = _Source.of(path)
         return source, next((node for node in source.classes if node.name == kind), None)
 
     def _imported(self) -> dict[str, str]:
-        """Names that the file imports, and what they stand for."""
+        """Return the imported names of the file with their full names."""
         return {
             alias.asname or alias.name: f"{item.module}.{alias.name}"
             for item in self.tree.body
@@ -178,18 +180,18 @@ class _Bounds(ast.NodeTransformer):
 
 
 def _is_dataclass(node: ast.ClassDef) -> bool:
-    return any(ast.unparse(mark).partition("(")[0].endswith("dataclass") for mark in node.decorator_list)
+    return any(ast.unparse(decorator).partition("(")[0].endswith("dataclass") for decorator in node.decorator_list)
 
 
 def _registered_names(node: ast.ClassDef) -> tuple[str, ...]:
-    for mark in node.decorator_list:
-        if isinstance(mark, ast.Call) and ast.unparse(mark.func).split(".")[-1] == "register":
-            return tuple(str(ast.literal_eval(argument)) for argument in mark.args)
+    for decorator in node.decorator_list:
+        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func).split(".")[-1] == "register":
+            return tuple(str(ast.literal_eval(argument)) for argument in decorator.args)
     return ()
 
 
 def _literal(node: ast.expr) -> Any:
-    """A default's value, or its text where it is computed."""
+    """Return the value of a default, or its text if it is an expression."""
     try:
         return ast.literal_eval(node)
     except ValueError:
@@ -212,9 +214,3 @@ def _needs_defaults() -> dict[str, bool]:
                 if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name) and item.value is not None
             }
     return {}
-
-
-def _comments(source: str) -> dict[int, str]:
-    """The comment at the end of each line: a field's help."""
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    return {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}

@@ -85,7 +85,7 @@ class CCVR(Method):
 
     def round(self, server: Server, cohort: Cohort) -> None:
         if "model" not in server.state:
-            cohort.call(self.train_locally)
+            cohort.call(self.train_alone)
             return
         mean = WeightedMean()
         for _, reply in cohort.stream(self.train, shared={"model": server.state["model"]}):
@@ -99,7 +99,7 @@ class CCVR(Method):
         return {"model": weights_of(client.model), "samples": len(client.train)}
 
     @step()
-    def train_locally(self, client: Client, msg: Payload) -> None:
+    def train_alone(self, client: Client, msg: Payload) -> None:
         client.fit()
 
     def finish(self, server: Server, everyone: Cohort) -> None:
