@@ -1,4 +1,4 @@
-"""Linear CKA: its range, what it does not see, and that signatures give the same numbers from the disk."""
+"""Linear CKA: range, invariances, and signatures on disk that give the same values."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def features(seed: int, n: int, d: int) -> Tensor:
 
 @given(seeds, samples, widths)
 @few
-def test_equal_features_are_alike(seed: int, n: int, d: int) -> None:
+def test_cka_of_equal_features_is_1(seed: int, n: int, d: int) -> None:
     x = features(seed, n, d)
     assert linear_cka(x, x) == pytest.approx(1)
 
 
 @given(seeds, seeds, samples, widths, widths)
 @few
-def test_range_symmetry_and_the_form_by_kernels(a: int, b: int, n: int, p: int, q: int) -> None:
+def test_range_symmetry_and_kernel_form(a: int, b: int, n: int, p: int, q: int) -> None:
     x, y = features(a, n, p), features(b, n, q)
     value = linear_cka(x, y)
     assert -1e-12 <= value <= 1 + 1e-9
@@ -44,10 +44,10 @@ def test_range_symmetry_and_the_form_by_kernels(a: int, b: int, n: int, p: int, 
 
 @given(seeds, seeds, samples, widths, st.sampled_from([1e-3, -2.0, 50.0]))
 @few
-def test_rotating_scaling_and_shifting_change_nothing(a: int, b: int, n: int, d: int, scale: float) -> None:
+def test_invariance_to_rotation_scale_and_shift(a: int, b: int, n: int, d: int, scale: float) -> None:
     x, y = features(a, n, d), features(b, n, 4)
-    turn = torch.linalg.qr(features(a + 1, d, d)).Q
-    moved = scale * x @ turn + features(b + 1, 1, d)
+    rotation = torch.linalg.qr(features(a + 1, d, d)).Q
+    moved = scale * x @ rotation + features(b + 1, 1, d)
     assert linear_cka(moved, y) == pytest.approx(linear_cka(x, y), abs=1e-9)
 
 
@@ -56,33 +56,33 @@ def test_by_hand() -> None:
     x, y = torch.tensor([[1.0], [-1], [0], [0]]), torch.tensor([[0.0], [0], [1], [-1]])
     assert linear_cka(x, y) == 0
     assert linear_cka(x, x + y) == pytest.approx(0.5)
-    assert linear_cka(x, torch.ones(4, 3)) == 0  # the same for all samples: alike to nothing
+    assert linear_cka(x, torch.ones(4, 3)) == 0  # constant features
 
 
 @given(seeds, seeds, samples, widths, widths)
 @few
-def test_signatures_multiply_to_cka(a: int, b: int, n: int, p: int, q: int) -> None:
+def test_inner_product_of_signatures_is_cka(a: int, b: int, n: int, p: int, q: int) -> None:
     x, y = features(a, n, p), features(b, n, q)
     one, other = signature(x), signature(y)
     assert one.shape == (n * (n + 1) // 2,)
     assert float(one @ other) == pytest.approx(linear_cka(x, y), abs=1e-5)
 
 
-def test_a_matrix_in_blocks_is_the_matrix(tmp_path: Path) -> None:
+def test_matrix_computed_in_blocks(tmp_path: Path) -> None:
     count = BLOCK + 3  # more than fits in one block
-    seen = [features(k, 8, 1 + k % 4) for k in range(count)]
-    kept = Signatures(tmp_path)
-    for k, x in enumerate(seen):
-        own = {"block 10": signature(x), "features": signature(x), "block 2": signature(2 * x)}
-        kept.add(str(k), own if k else {**own, "block 11": signature(x)})
-    assert kept.common == ("block 2", "block 10", "features")  # what only the first has is left out
-    expected = torch.tensor([[linear_cka(x, y) for y in seen] for x in seen], dtype=torch.float32)
-    for layer in kept.common:
-        assert torch.allclose(kept.matrix(layer), expected, atol=1e-5)
-    assert kept.names == tuple(str(k) for k in range(count))
+    inputs = [features(k, 8, 1 + k % 4) for k in range(count)]
+    signatures = Signatures(tmp_path)
+    for k, x in enumerate(inputs):
+        vectors = {"block 10": signature(x), "features": signature(x), "block 2": signature(2 * x)}
+        signatures.add(str(k), vectors if k else {**vectors, "block 11": signature(x)})
+    assert signatures.common == ("block 2", "block 10", "features")  # without layers that only the first has
+    expected = torch.tensor([[linear_cka(x, y) for y in inputs] for x in inputs], dtype=torch.float32)
+    for layer in signatures.common:
+        assert torch.allclose(signatures.matrix(layer), expected, atol=1e-5)
+    assert signatures.names == tuple(str(k) for k in range(count))
 
 
-def test_the_mean_is_over_pairs_of_different_clients() -> None:
+def test_mean_off_diagonal() -> None:
     assert mean_off_diagonal(torch.tensor([[1.0, 0.2], [0.4, 1.0]])) == pytest.approx(0.3)
     assert mean_off_diagonal(torch.ones(1, 1)) == 1
 

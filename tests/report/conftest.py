@@ -1,4 +1,4 @@
-"""Run folders written by hand: what a run leaves, without running one."""
+"""Run folders written by hand, with the files of a real run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import yaml
 
 
 class MakeRun(Protocol):
-    """Makes a run folder and gives its path."""
+    """Function that creates a run folder and returns its path."""
 
     def __call__(
         self,
@@ -29,7 +29,7 @@ class MakeRun(Protocol):
 
 
 def round_event(number: int, personal: float, loss: float | None, sent: int) -> dict[str, Any]:
-    """A round of two clients. They answer with 3 and 4 times what they receive, in all."""
+    """Return the event of a round with two clients that download three times what they upload."""
     return {
         "event": "round",
         "round": number,

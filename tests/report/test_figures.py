@@ -1,4 +1,4 @@
-"""Every kind of figure: its numbers by hand, its files, and what is said where a run does not hold what it shows."""
+"""Every kind of figure: its data, its files, and errors for runs without the data."""
 
 from __future__ import annotations
 
@@ -58,31 +58,35 @@ INCO = [
 ]
 
 
-def keep(folder: Path, name: str, **tensors: Any) -> None:
+def write_artifact(folder: Path, name: str, **tensors: Any) -> None:
     (folder / "artifacts").mkdir(exist_ok=True)
     save_file(tensors, folder / "artifacts" / f"{name}.safetensors")
 
 
-def keep_everything(folder: Path) -> None:
-    draw = np.random.default_rng(0)
+def write_all_artifacts(folder: Path) -> None:
+    rng = np.random.default_rng(0)
     for number in (1, 3):
-        vectors = draw.normal(size=(4, 6)).astype(np.float32)
-        keep(folder, f"guiding_vectors-{number:06d}", vectors=vectors, classes=np.arange(4))
-    keep(
+        vectors = rng.normal(size=(4, 6)).astype(np.float32)
+        write_artifact(folder, f"guiding_vectors-{number:06d}", vectors=vectors, classes=np.arange(4))
+    write_artifact(
         folder, "cka-000003", stage1=np.array([[1, 0.25], [0.75, 1]], np.float32), stage2=np.ones((2, 2), np.float32)
     )
-    at = np.arange(6)
-    keep(
-        folder, "features-000003", vectors=draw.normal(size=(6, 5)).astype(np.float32), classes=at % 3, clients=at % 2
+    index = np.arange(6)
+    write_artifact(
+        folder,
+        "features-000003",
+        vectors=rng.normal(size=(6, 5)).astype(np.float32),
+        classes=index % 3,
+        clients=index % 2,
     )
-    images = draw.random((5, 3, 4, 4)).astype(np.float32)
-    keep(folder, "synthetic-000002", images=images, labels=np.array([0, 0, 2, 2, 2]))
+    images = rng.random((5, 3, 4, 4)).astype(np.float32)
+    write_artifact(folder, "synthetic-000002", images=images, labels=np.array([0, 0, 2, 2, 2]))
 
 
 @pytest.fixture
 def rich(make_run: MakeRun) -> Path:
     folder = make_run("rich", more=[*LAYERS, *INCO])
-    keep_everything(folder)
+    write_all_artifacts(folder)
     return folder
 
 
@@ -91,7 +95,7 @@ def rows_of(kind: str, folders: list[Path], **options: Any) -> list[dict[str, st
     return list(csv.DictReader(io.StringIO(to_csv(spec))))
 
 
-def test_curves_are_means_and_deviations_over_seeds(make_run: MakeRun) -> None:
+def test_curves_show_mean_and_std_over_seeds(make_run: MakeRun) -> None:
     folders = [make_run("a", personal=[0.25, 0.5]), make_run("b", seed=1, personal=[0.75, 0.5, 1.0])]
     folders.append(make_run("c", method="local", personal=[0.1, 0.2]))
     rows = rows_of("curves", folders[:2] + folders[2:], by=("data.dataset",))
@@ -106,7 +110,7 @@ def test_curves_are_means_and_deviations_over_seeds(make_run: MakeRun) -> None:
     assert [float(row["mean"]) for row in common] == [12.5, 25.0]
 
 
-def test_runs_of_one_method_that_differ_are_kept_apart(make_run: MakeRun) -> None:
+def test_runs_that_differ_in_a_setting_are_separate_groups(make_run: MakeRun) -> None:
     folders = [make_run(str(alpha), config={"data": {"dataset": "digits", "alpha": alpha}}) for alpha in (10, 0.5)]
     labels = [group.label for group in group_runs([read(folder) for folder in folders])]
     assert labels == ["fedproto, alpha 0.5", "fedproto, alpha 10"]
@@ -114,13 +118,13 @@ def test_runs_of_one_method_that_differ_are_kept_apart(make_run: MakeRun) -> Non
         group_runs([read(folder) for folder in folders], ["data.alfa"])
 
 
-def test_loss_and_its_increase(make_run: MakeRun) -> None:
+def test_loss_and_loss_increase(make_run: MakeRun) -> None:
     folder = make_run()  # losses 2, 1, 1.5
     assert [float(row["mean"]) for row in rows_of("loss", [folder])] == [2.0, 1.0, 1.5]
     assert [float(row["mean"]) for row in rows_of("loss-increase", [folder])] == [0.0, 0.0, 0.5]
 
 
-def test_cost_and_the_front(make_run: MakeRun) -> None:
+def test_cost_and_pareto_front(make_run: MakeRun) -> None:
     cheap = make_run("cheap", method="a", personal=[0.5], sent=1 << 18)  # up 1/4 MiB and down 3/4
     dear = make_run("dear", method="b", personal=[0.75], sent=1 << 19)
     bad = make_run("bad", method="c", personal=[0.25], sent=1 << 19)
@@ -183,7 +187,7 @@ def test_layers_and_coefficients(rich: Path) -> None:
     assert "beta is positive in 50 % of cases" in make("inco", [read(rich)], Options()).caption
 
 
-def test_kept_tensors(rich: Path) -> None:
+def test_figures_of_artifacts(rich: Path) -> None:
     cka = make("cka", [read(rich)], Options())
     assert "stage1 0.50; stage2 1.00" in cka.caption and len(cka.rows) == 8
     assert [tuple(row.values()) for row in rows_of("synthetic", [rich])] == [("0", "2"), ("2", "3")]
@@ -198,10 +202,10 @@ def test_kept_tensors(rich: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_every_kind_is_drawn_as_file_and_in_a_page(kind: str, rich: Path, tmp_path: Path) -> None:
+def test_every_kind_is_drawn_to_a_file_and_a_page(kind: str, rich: Path, tmp_path: Path) -> None:
     options = Options(by=("seed",)) if kind == "sensitivity" else Options()
-    spec, left_out = figure(kind, [rich], tmp_path / "f.svg", options=options)
-    assert left_out == []
+    spec, broken = figure(kind, [rich], tmp_path / "f.svg", options=options)
+    assert broken == []
     written = (tmp_path / "f.svg").read_text()
     assert written.startswith("<?xml") and "<text" not in written  # letters are paths, so no font is needed
     inside = inline_svg(spec, "one")
@@ -209,7 +213,7 @@ def test_every_kind_is_drawn_as_file_and_in_a_page(kind: str, rich: Path, tmp_pa
     assert spec.rows and all(len(row) == len(spec.columns) for row in spec.rows)
 
 
-def test_files_have_the_size_asked_for_and_fonts_inside(rich: Path, tmp_path: Path) -> None:
+def test_files_have_the_requested_size_and_embedded_fonts(rich: Path, tmp_path: Path) -> None:
     from PIL import Image
 
     arguments = ["figure", "curves", str(rich), "--width", "2", "--height", "1.5", "-o"]
@@ -221,12 +225,12 @@ def test_files_have_the_size_asked_for_and_fonts_inside(rich: Path, tmp_path: Pa
     assert b"/MediaBox [ 0 0 144 108 ]" in pdf and b"/FontFile2" in pdf and b"/Type3" not in pdf
     again = [tmp_path / "one.svg", tmp_path / "two.svg"]
     assert [main([*arguments, str(path)]) for path in again] == [0, 0]
-    assert again[0].read_text() == again[1].read_text()  # equal figures are equal files
+    assert again[0].read_text() == again[1].read_text()  # equal figures give equal files
     assert main([*arguments, str(tmp_path / "f.csv")]) == 0
     assert (tmp_path / "f.csv").read_text().startswith("runs,round,mean,std,n\n")
 
 
-def test_many_clients_are_points_and_images(make_run: MakeRun) -> None:
+def test_many_clients_are_rasterised(make_run: MakeRun) -> None:
     record = read(make_run())
     client = record.clients[0]
     record.clients = [client.__class__(str(k), f"m{k % 3}", 1, dict.fromkeys(range(30), 1 + k)) for k in range(150)]
@@ -238,7 +242,7 @@ def test_many_clients_are_points_and_images(make_run: MakeRun) -> None:
     assert len(make("clients", [record], Options()).rows) == 150
 
 
-def test_names_that_try_to_be_more(make_run: MakeRun, tmp_path: Path) -> None:
+def test_names_are_escaped(make_run: MakeRun, tmp_path: Path) -> None:
     names = ["$\\frac{$", "<script>alert(1)</script>", "a\x00\x1b[31mb\n\ud800", "名前 & 'x'"]
     folders = [make_run(f"n{at}", method=name.replace("\ud800", "")) for at, name in enumerate(names)]
     spec, _ = figure("curves", folders, tmp_path / "f.pdf")
@@ -248,7 +252,7 @@ def test_names_that_try_to_be_more(make_run: MakeRun, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["curvs", "RUN", "-o", "f.png"], "there is no figure called 'curvs'; did you mean 'curves'?"),
         (["curves", "RUN", "-o", "f.gif"], "expected a name that ends in .png, .svg, .pdf, .csv"),
@@ -267,9 +271,9 @@ def test_names_that_try_to_be_more(make_run: MakeRun, tmp_path: Path) -> None:
         (["curves", "nowhere", "-o", "f.png"], "there is no folder nowhere"),
     ],
 )
-def test_wrong_input_is_one_sentence(
+def test_wrong_input_gives_one_sentence(
     arguments: list[str],
-    said: str,
+    message: str,
     make_run: MakeRun,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -279,12 +283,12 @@ def test_wrong_input_is_one_sentence(
     monkeypatch.chdir(tmp_path)
     assert main(["figure", *(places.get(word, word) for word in arguments)]) == 2
     out, err = capsys.readouterr()
-    assert said in err and len(err.splitlines()) == 1 and out == ""
+    assert message in err and len(err.splitlines()) == 1 and out == ""
     assert not (tmp_path / "f.png").exists()
 
 
 @pytest.mark.parametrize(
-    ("kind", "spoil"),
+    ("kind", "tensors"),
     [
         ("cka", {"stage": np.ones((2, 3), np.float32)}),
         ("synthetic", {"images": np.ones((2, 3), np.float32), "labels": np.zeros(2, np.int64)}),
@@ -293,9 +297,9 @@ def test_wrong_input_is_one_sentence(
         ("tsne", {"vectors": np.ones((2, 2), np.float32), "classes": np.zeros(2, np.int64)}),
     ],
 )
-def test_tensors_that_do_not_fit(make_run: MakeRun, kind: str, spoil: dict[str, Any]) -> None:
+def test_invalid_artifacts(make_run: MakeRun, kind: str, tensors: dict[str, Any]) -> None:
     folder = make_run()
-    keep(folder, f"{'guiding_vectors' if kind == 'tsne' else kind}-000001", **spoil)
+    write_artifact(folder, f"{'guiding_vectors' if kind == 'tsne' else kind}-000001", **tensors)
     with pytest.raises(InputError):
         make(kind, [read(folder)], Options())
     for path in (folder / "artifacts").iterdir():
@@ -304,7 +308,7 @@ def test_tensors_that_do_not_fit(make_run: MakeRun, kind: str, spoil: dict[str, 
         make(kind, [read(folder)], Options())
 
 
-def test_events_that_do_not_fit(make_run: MakeRun) -> None:
+def test_invalid_events(make_run: MakeRun) -> None:
     record = read(make_run(more=[{"event": "method", "kind": "inco", "round": 1, "layers": ["a"], "theta": []}]))
     with pytest.raises(InputError, match="the figure 'inco' cannot be drawn from"):
         make("inco", [record], Options())

@@ -1,4 +1,4 @@
-"""The report: valid HTML that needs nothing else, about runs in any state, in which names stay names."""
+"""The report: valid self-contained HTML about runs in any state, with names escaped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import html5lib
 import numpy as np
 import pytest
 from tests.report.conftest import MakeRun
-from tests.report.test_figures import INCO, LAYERS, keep_everything
+from tests.report.test_figures import INCO, LAYERS, write_all_artifacts
 
 from polyfed import api
 from polyfed.benchmarks.report import make_run as make_long_run
@@ -24,10 +24,10 @@ NASTY = '<script>alert("x")</script>&"\'{{7*7}}${x}'
 
 
 def page_of(out: Path) -> tuple[str, ElementTree.Element]:
-    """The page, which must be without any error of syntax."""
+    """Return the page as text and as a tree. Fail on any syntax error."""
     text = out.read_text(encoding="utf-8")
     parser = html5lib.HTMLParser(strict=True, namespaceHTMLElements=False)
-    # the numbers of paths and pictures are most of the page and none of its syntax; the parser is slow
+    # shorten paths and images, which are most of the page: the parser is slow
     short = re.sub(r'( d=")[MLHVCQSTAZmlhvcqstaz0-9., \n-]+"', r'\1M 0 0"', text)
     short = re.sub(r"base64,\s*[A-Za-z0-9+/=\s]+", "base64,", short)
     return text, parser.parse(short)
@@ -38,7 +38,7 @@ def texts(tree: ElementTree.Element, tag: str) -> list[str]:
 
 
 def figures(tree: ElementTree.Element) -> list[str]:
-    """Titles, each of which must have its drawing, words for it and its numbers."""
+    """Return the titles of figures. Fail if one has no drawing, caption or data."""
     svg = "{http://www.w3.org/2000/svg}"
     found = []
     for figure in tree.iter("figure"):
@@ -53,20 +53,20 @@ def figures(tree: ElementTree.Element) -> list[str]:
     return found
 
 
-def check_whole(text: str, tree: ElementTree.Element) -> None:
-    """Nothing from outside, no script, every ident once, every reference to one that is there."""
+def check_self_contained(text: str, tree: ElementTree.Element) -> None:
+    """Check that there are no external resources or scripts, and that ids are unique and references valid."""
     assert len(text) < 6_000_000
     assert list(tree.iter("script")) == [] and list(tree.iter("link")) == []
-    idents = [element.get("id") for element in tree.iter() if element.get("id")]
-    assert len(idents) == len(set(idents))
+    ids = [element.get("id") for element in tree.iter() if element.get("id")]
+    assert len(ids) == len(set(ids))
     for element in tree.iter():
         for key, value in element.attrib.items():
             assert not key.startswith("on")
             if key.endswith(("href", "src")):
                 assert value.startswith(("#", "data:image/png;base64,"))
-                assert value[0] != "#" or value[1:] in idents
+                assert value[0] != "#" or value[1:] in ids
             for name in re.findall(r"url\(([^)]*)\)", value):
-                assert name[0] == "#" and name[1:] in idents
+                assert name[0] == "#" and name[1:] in ids
 
 
 @pytest.fixture
@@ -79,11 +79,11 @@ def test_many_runs(make_run: MakeRun, tmp_path: Path, out: Path, capsys: pytest.
         make_run(f"p{seed}", seed=seed, personal=[0.5, 0.75 + seed / 8])
         make_run(f"l{seed}", seed=seed, method="local", personal=[0.25, 0.5], sent=10)
     rich = make_run("rich", method="rich", more=[*LAYERS, *INCO, {"event": "method", "kind": "unheard", "round": 1}])
-    keep_everything(rich)
+    write_all_artifacts(rich)
     assert main(["report", str(tmp_path / "runs"), "-o", str(out), "--baseline", "local"]) == 0
     assert "a report on 5 runs" in capsys.readouterr().out
     text, tree = page_of(out)
-    check_whole(text, tree)
+    check_self_contained(text, tree)
     assert figures(tree) == [
         "Personal accuracy by round",
         "Global accuracy by round",
@@ -111,7 +111,7 @@ def test_many_runs(make_run: MakeRun, tmp_path: Path, out: Path, capsys: pytest.
     assert "prefers-color-scheme: dark" in text and "width=device-width" in text
 
 
-def test_one_run_is_told_whole(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_on_one_run(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     failure = {
         "event": "failure",
         "round": 2,
@@ -121,23 +121,22 @@ def test_one_run_is_told_whole(make_run: MakeRun, capsys: pytest.CaptureFixture[
         "detail": "Trace",
     }
     folder = make_run("one", more=[failure, failure, {"event": "note", "message": "a client has one class"}])
-    assert main(["report", str(folder)]) == 0  # where it goes without being told
+    assert main(["report", str(folder)]) == 0  # the default path
     text, tree = page_of(folder / "report.html")
-    check_whole(text, tree)
-    said = texts(tree, "p")
-    assert "2 replies were missing or rejected." in said and "Note: a client has one class" in said
-    assert (
-        "2 clients sent 3,000 bytes of tensors in total: minimum 750, median 1,500, maximum 2,250 per client." in said
-    )
-    assert "No field was clipped or noised: the receiver of these messages sees the exact values." in said
+    check_self_contained(text, tree)
+    paragraphs = texts(tree, "p")
+    assert "2 replies were missing or rejected." in paragraphs and "Note: a client has one class" in paragraphs
+    sizes = "2 clients sent 3,000 bytes of tensors in total: minimum 750, median 1,500, maximum 2,250 per client."
+    assert sizes in paragraphs
+    assert "No field was clipped or noised: the receiver of these messages sees the exact values." in paragraphs
     cells = [texts(row, "td") for row in tree.iter("tr")]
     assert ["raised", "ran out", "client 1, round 2", "2"] in cells
     assert ["train", "prototypes", "62 rows of 64 to 187 rows of 64", "no", "6", "2", "3,000"] in cells
     assert ["1", "large", "2,250"] in cells and ["method.name", "fedproto"] in cells
-    assert texts(tree, "pre") == ["Trace"]  # once, however often it happened
+    assert texts(tree, "pre") == ["Trace"]  # equal failures are listed once
 
 
-def test_protected_fields_are_told(make_run: MakeRun) -> None:
+def test_protected_fields(make_run: MakeRun) -> None:
     privacy = {"prototypes": {"clip": 1.0, "epsilon": 2.0, "delta": 1e-5}}
     sections = sections_of(read(make_run(config={"privacy": privacy})), {})
     uploads = next(section for section in sections if section.title == "Uploads")
@@ -156,7 +155,7 @@ def test_runs_in_every_state(
     assert main(["report", str(tmp_path / "runs"), "-o", str(out)]) == 0
     assert "odd" in capsys.readouterr().err
     text, tree = page_of(out)
-    check_whole(text, tree)
+    check_self_contained(text, tree)
     rows = {row[0]: row for row in (texts(line, "td") for line in tree.iter("tr")) if row}
     assert [rows[name][3] for name in ("done", "dead", "wrong", "empty", "odd")] == [
         "finished",
@@ -169,7 +168,7 @@ def test_runs_in_every_state(
     assert "Failed: 3 of 10 rounds. the disk is full." in texts(tree, "p")
 
 
-def test_runs_without_a_round_and_nothing_but_broken_ones(make_run: MakeRun, tmp_path: Path, out: Path) -> None:
+def test_no_rounds_and_only_broken_runs(make_run: MakeRun, tmp_path: Path, out: Path) -> None:
     folder = make_run("empty", finished=False, personal=[])
     assert main(["report", str(folder), "-o", str(out)]) == 0
     _, tree = page_of(out)
@@ -180,7 +179,7 @@ def test_runs_without_a_round_and_nothing_but_broken_ones(make_run: MakeRun, tmp
     assert texts(tree, "h1") == ["Report on 1 run"] and "broken" in texts(tree, "td")
 
 
-def test_names_stay_names(make_run: MakeRun, tmp_path: Path, out: Path) -> None:
+def test_names_are_escaped(make_run: MakeRun, tmp_path: Path, out: Path) -> None:
     events: list[dict[str, Any]] = [
         {"event": "failure", "round": 1, "client": NASTY, "kind": NASTY, "message": NASTY, "detail": NASTY},
         {"event": "failed", "message": NASTY},
@@ -196,7 +195,7 @@ def test_names_stay_names(make_run: MakeRun, tmp_path: Path, out: Path) -> None:
         (folder / "config.yaml").write_text(config)
     assert main(["report", str(tmp_path / "runs"), "-o", str(out)]) == 0
     text, tree = page_of(out)
-    check_whole(text, tree)
+    check_self_contained(text, tree)
     assert "<script" not in text and "49" not in texts(tree, "h1")[0]
     assert html.escape("<script>") in text
     assert any(NASTY in cell for cell in texts(tree, "td"))
@@ -209,10 +208,10 @@ def yaml_text(text: str) -> str:
     return yaml.safe_dump(text, default_style='"', width=10_000).strip()
 
 
-def test_what_cannot_be_drawn_is_said(make_run: MakeRun, out: Path) -> None:
+def test_figures_that_cannot_be_drawn_are_noted(make_run: MakeRun, out: Path) -> None:
     wrong = {"event": "method", "kind": "inco", "round": 1, "layers": ["a"], "theta": []}
     folder = make_run(more=[wrong], personal=[], finished=False)
-    keep_everything(folder)
+    write_all_artifacts(folder)
     for path in (folder / "artifacts").glob("cka-*"):
         path.write_bytes(b"x")
     assert main(["report", str(folder), "-o", str(out)]) == 0
@@ -221,22 +220,22 @@ def test_what_cannot_be_drawn_is_said(make_run: MakeRun, out: Path) -> None:
     assert len(notes) == 2 and "Synthetic images: run" in figures(tree)
 
 
-def test_numbers_that_no_axis_can_hold(make_run: MakeRun, out: Path) -> None:
+def test_values_that_no_axis_can_show(make_run: MakeRun, out: Path) -> None:
     assert main(["report", str(make_run(personal=[float("inf"), float("nan"), 1e308])), "-o", str(out)]) == 0
-    check_whole(*page_of(out))
+    check_self_contained(*page_of(out))
 
 
-def test_long_runs_stay_small(tmp_path: Path, out: Path) -> None:
+def test_report_on_a_long_run_is_small(tmp_path: Path, out: Path) -> None:
     make_long_run(tmp_path / "runs" / "long", "m", 0, rounds=400)
     assert main(["report", str(tmp_path / "runs"), "-o", str(out)]) == 0
     text, tree = page_of(out)
-    check_whole(text, tree)
+    check_self_contained(text, tree)
     assert len(text) < 2_000_000
     assert any("400 rows" in sentence for sentence in texts(tree, "p"))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["RUN", "-o", "report.pdf"], "the report's file is 'report.pdf'; expected a name that ends in .html"),
         (["RUN", "-o", "no/report.html"], "there is no folder no"),
@@ -246,9 +245,9 @@ def test_long_runs_stay_small(tmp_path: Path, out: Path) -> None:
         (["."], "there is no run in ."),
     ],
 )
-def test_wrong_input_is_one_sentence(
+def test_wrong_input_gives_one_sentence(
     arguments: list[str],
-    said: str,
+    message: str,
     make_run: MakeRun,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -259,11 +258,11 @@ def test_wrong_input_is_one_sentence(
     monkeypatch.chdir(tmp_path / "empty")
     assert main(["report", *(str(folder) if word == "RUN" else word for word in arguments)]) == 2
     out, err = capsys.readouterr()
-    assert said in err and len(err.splitlines()) == 1 and out == ""
+    assert message in err and len(err.splitlines()) == 1 and out == ""
     assert list(Path().iterdir()) == [] and not (folder / "report.html").exists()
 
 
-def test_a_real_run(tmp_path: Path, out: Path) -> None:
+def test_real_run(tmp_path: Path, out: Path) -> None:
     folder = tmp_path / "real"
     result = api.run("quickstart", rounds=1, clients=4, engine={"name": "serial"}, out=folder)
     record = read(folder)
@@ -277,7 +276,7 @@ def test_a_real_run(tmp_path: Path, out: Path) -> None:
     assert sum(upload.bytes for upload in record.uploads) == result["bytes"]["up"]
     assert main(["report", str(folder), "-o", str(out)]) == 0
     text, tree = page_of(out)
-    check_whole(text, tree)
+    check_self_contained(text, tree)
     final = f"{100 * result['accuracy']['personal']['final']:.2f}"
     assert final in texts(next(iter(tree.iter("table"))), "td")
     assert len(figures(tree)) == 10

@@ -1,4 +1,4 @@
-"""Synthetic images of real runs can be looked at: of every round, and with noise on what they were made from."""
+"""The figure of synthetic images, drawn from real runs for every round, with and without noise."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def run(out: Path, privacy: Any) -> Path:
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_of_every_round_with_and_without_noise(number: int, tmp_path: Path) -> None:
-    folders = {name: run(tmp_path / name, wanted) for name, wanted in (("bare", None), ("noised", NOISE))}
-    seen = {}
+def test_figure_for_every_round_with_and_without_noise(number: int, tmp_path: Path) -> None:
+    folders = {name: run(tmp_path / name, privacy) for name, privacy in (("clean", None), ("noised", NOISE))}
+    images = {}
     for name, folder in folders.items():
         file = tmp_path / f"{name}.png"
         spec, _ = report.figure("synthetic", [folder], file, options=report.Options(round=number))
         assert f"after round {number}" in spec.caption
         with Image.open(file) as shown:
             assert min(shown.size) > 100
-        seen[name] = load_file(folder / "artifacts" / f"synthetic-{number:06d}.safetensors")["images"]
-        assert seen[name].min() >= 0 and seen[name].max() <= 1
-    assert not torch.equal(seen["bare"][:1], seen["noised"][:1])
+        images[name] = load_file(folder / "artifacts" / f"synthetic-{number:06d}.safetensors")["images"]
+        assert images[name].min() >= 0 and images[name].max() <= 1
+    assert not torch.equal(images["clean"][:1], images["noised"][:1])

@@ -1,4 +1,4 @@
-"""A real Chromium, driven over its debugging socket: what a user's keys and pointer do, and what the console says."""
+"""A real Chromium, controlled through its debugging socket: keys, pointer and console messages."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ KEYS = {
 
 
 def chromium() -> str:
-    """Where it is. A test without a browser proves nothing, so a missing one fails."""
+    """Return the path of Chromium. Tests fail without it."""
     named = os.environ.get("CHROMIUM")
-    found = named or next((path for name in NAMES if (path := shutil.which(name))), None)
-    if found is None:
+    path = named or next((located for name in NAMES if (located := shutil.which(name))), None)
+    if path is None:
         pytest.fail("no Chromium: install it (apt-get install chromium), or name it in CHROMIUM")
-    return found
+    return path
 
 
 class Browser:
-    """One window."""
+    """One browser window."""
 
     def __init__(self) -> None:
         self._profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
@@ -95,52 +95,52 @@ class Browser:
                 assert "error" not in answer, answer["error"]
                 result: dict[str, Any] = answer["result"]
                 return result
-            self._hear(answer)
+            self._handle(answer)
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         return self._call(method, self._session, **parameters)
 
-    def _hear(self, event: dict[str, Any]) -> None:
-        facts = event.get("params", {})
+    def _handle(self, event: dict[str, Any]) -> None:
+        parameters = event.get("params", {})
         match event.get("method"):
             case "Runtime.exceptionThrown":
-                self.errors.append(json.dumps(facts["exceptionDetails"])[:500])
-            case "Log.entryAdded" if facts["entry"]["level"] in {"error", "warning"}:
-                self.errors.append(json.dumps(facts["entry"])[:500])
-            case "Runtime.consoleAPICalled" if facts["type"] in {"error", "warning", "assert"}:
-                self.errors.append(json.dumps(facts["args"])[:500])
+                self.errors.append(json.dumps(parameters["exceptionDetails"])[:500])
+            case "Log.entryAdded" if parameters["entry"]["level"] in {"error", "warning"}:
+                self.errors.append(json.dumps(parameters["entry"])[:500])
+            case "Runtime.consoleAPICalled" if parameters["type"] in {"error", "warning", "assert"}:
+                self.errors.append(json.dumps(parameters["args"])[:500])
             case "Page.loadEventFired":
                 self._loaded = True
 
-    # what a user does
+    # user actions
 
     def goto(self, address: str) -> None:
         self._loaded = False
-        self.call("Page.navigate", url="about:blank")  # so that an address that differs in its end is loaded anew
+        self.call("Page.navigate", url="about:blank")  # a URL that differs in its fragment only would not be reloaded
         self.wait("document.readyState === 'complete' && location.href === 'about:blank'")
         self.call("Page.navigate", url=address)
         self.wait("document.readyState === 'complete' && location.href !== 'about:blank'")
 
     def js(self, expression: str) -> Any:
-        """The value of an expression in the page."""
+        """Return the value of an expression in the page."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
     def wait(self, expression: str, seconds: float = 90) -> Any:
-        """Until an expression holds; fails with what the page showed."""
+        """Wait until an expression is true. Fail with the text of the page after a timeout."""
         until = time.monotonic() + seconds
-        while not (found := self.js(f"(() => {{ try {{ return {expression} }} catch {{ return null }} }})()")):
+        while not (value := self.js(f"(() => {{ try {{ return {expression} }} catch {{ return null }} }})()")):
             if time.monotonic() > until:
-                pytest.fail(f"never held: {expression}; the page shows: {self.text('body')[:3000]}")
+                pytest.fail(f"never true: {expression}; the page shows: {self.text('body')[:3000]}")
             time.sleep(0.05)
-        return found
+        return value
 
     def text(self, selector: str) -> str:
         return str(self.js(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''"))
 
     def click(self, selector: str) -> None:
-        """With the pointer, in the middle of what is seen of an element."""
+        """Click the middle of an element with the pointer."""
         find = f"document.querySelector({json.dumps(selector)})"
         self.wait(f"{find} !== null")
         self.js(f"{find}.scrollIntoView({{block: 'center', inline: 'center'}})")

@@ -1,4 +1,4 @@
-"""One browser, one page over a folder of real and spoiled runs, for all tests of the page."""
+"""Fixtures: one browser, and a dashboard of real and damaged runs."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ EVIL = "<img src=x onerror=window.hacked=1>"
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("ui"))  # they share a browser
+            item.add_marker(pytest.mark.xdist_group("ui"))  # the tests share a browser
 
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three real runs, two broken ones, one whose words are all markup."""
+    """Create three real runs, two broken ones, and one whose names contain markup."""
     root = tmp_path_factory.mktemp("ui") / "runs"
     for name, method, lr in (("apple", "local", 0.01), ("pear", "fedproto", 0.01), ("plum", "local", 0.1)):
         polyfed.run("quickstart", method=method, out=root / name, train={"lr": lr}, **SMALL)
@@ -55,7 +55,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def address(runs: Path) -> Iterator[str]:
-    """The real command, as a user starts it."""
+    """Start `polyfed ui` as a user does and return its address."""
     command = [sys.executable, "-m", "polyfed", "ui", str(runs), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
@@ -66,7 +66,7 @@ def address(runs: Path) -> Iterator[str]:
 
 @contextmanager
 def serving(root: Path, host: str = "127.0.0.1") -> Iterator[Dashboard]:
-    """A page of this process."""
+    """Serve a dashboard in this process."""
     page = open_dashboard(root, host)
     thread = Thread(target=page.serve, daemon=True)
     thread.start()
@@ -86,16 +86,16 @@ def window() -> Iterator[Browser]:
 
 @pytest.fixture
 def browser(window: Browser) -> Iterator[Browser]:
-    """The browser as new; whatever a test does, nothing may have gone wrong in the console."""
+    """Return the browser in its initial state, and fail if a test causes a console error."""
     window.size(1400, 900)
     window.dark(False)
     window.errors.clear()
     yield window
-    window.js("1")  # hears what was said last
+    window.js("1")  # receives pending messages
     assert window.errors == []
 
 
 @pytest.fixture(scope="session")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where screenshots go: `--basetemp` says where to look for them."""
+    """Return the folder for screenshots, below `--basetemp`."""
     return tmp_path_factory.mktemp("pictures")

@@ -1,4 +1,4 @@
-"""Who is answered: this machine's own pages, and whoever has the token."""
+"""Access control of the dashboard: host names, origins, tokens, and stopping runs."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def ask(address: str, path: str, method: str = "GET", body: str | None = None, *
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     connection.request(method, path, body, named)
     answer = connection.getresponse()
-    found = answer.status, answer.read().decode(), {k.lower(): v for k, v in answer.getheaders()}
+    response = answer.status, answer.read().decode(), {k.lower(): v for k, v in answer.getheaders()}
     connection.close()
-    return found
+    return response
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def token_of(address: str) -> str:
     return ask(address, "/")[1].split('name="polyfed-token" content="')[1].split('"')[0]
 
 
-def test_every_answer_forbids_what_is_not_ours(page: str) -> None:
+def test_every_response_has_security_headers(page: str) -> None:
     for path in ("/", "/static/app.js", "/api/runs", "/nothing", "/static/../server.py"):
         status, _, headers = ask(page, path)
         assert status == (200 if path in {"/", "/static/app.js", "/api/runs"} else 404)
@@ -64,7 +64,7 @@ def test_every_answer_forbids_what_is_not_ours(page: str) -> None:
         assert not any(name.startswith("access-control") for name in headers) and "server" not in headers
 
 
-def test_another_name_for_this_machine_is_refused(page: str) -> None:
+def test_other_host_names_are_rejected(page: str) -> None:
     port = urlsplit(page).port
     for host in ("evil.example", f"evil.example:{port}", "127.0.0.1", "127.0.0.1:1", f"127.0.0.1.evil:{port}", ""):
         assert ask(page, "/api/runs", Host=host)[0] in {400, 403}, host
@@ -72,7 +72,7 @@ def test_another_name_for_this_machine_is_refused(page: str) -> None:
         assert ask(page, "/api/runs", Host=host)[0] == 200
 
 
-def test_other_websites_are_refused(page: str) -> None:
+def test_other_websites_are_rejected(page: str) -> None:
     own = page.rstrip("/")
     for headers in (
         {"Origin": "https://evil.example"},
@@ -97,14 +97,14 @@ def test_stopping_needs_the_token(page: str) -> None:
         assert ask(page, "/api/stop", "POST", wrong, X_Polyfed_Token=token)[0] == 404
 
 
-def test_names_do_not_lead_out_of_the_folder(page: str, place: Path) -> None:
+def test_names_cannot_leave_the_folder(page: str, place: Path) -> None:
     RunFolder(place.parent / "outside").create({"name": "secret"})
     for path in ("/api/config?id=../outside", "/api/config?id=/etc", "/api/rounds?id=run/..&have=x", "/api/config"):
         status, text, _ = ask(page, path)
         assert status == 404 and "there is no run" in json.loads(text)["error"]
 
 
-def test_beyond_this_machine_only_with_the_token(place: Path) -> None:
+def test_other_machines_need_the_token(place: Path) -> None:
     with serving(place, "0.0.0.0") as served:
         token = served.address.split("?token=")[1]
         assert len(token) >= 32
@@ -120,15 +120,15 @@ def test_beyond_this_machine_only_with_the_token(place: Path) -> None:
         assert ask(served.address, "/api/runs", Cookie=given + "x")[0] == 401
         assert (
             ask(served.address, "/api/stop", "POST", "{}", Cookie=given)[0] == 403
-        )  # a cookie alone changes nothing
+        )  # changes need the header, not only the cookie
 
 
-def test_which_addresses_are_this_machine() -> None:
+def test_loopback_addresses() -> None:
     assert all(map(is_loopback, ("127.0.0.1", "127.8.9.1", "::1", "localhost")))
     assert not any(map(is_loopback, ("0.0.0.0", "::", "192.168.0.1", "localhost.evil.example", "")))
 
 
-def test_a_page_that_cannot_be_served(tmp_path: Path) -> None:
+def test_addresses_that_cannot_be_bound(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there is no folder"):
         open_dashboard(tmp_path / "nowhere")
     with serving(tmp_path) as served, pytest.raises(InputError, match="choose another --port"):
@@ -137,12 +137,12 @@ def test_a_page_that_cannot_be_served(tmp_path: Path) -> None:
         open_dashboard(tmp_path, host="no.such.host.invalid")
 
 
-# only the run's own process is ever asked to stop
+# only the process that owns the run is asked to stop
 
 
-def test_a_process_with_the_same_number_is_not_asked(place: Path) -> None:
+def test_process_with_a_reused_number_is_not_signalled(place: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as other:
-        impostor = lock_owner.LockOwner(other.pid, "1", platform.node(), True)  # began at another time
+        impostor = lock_owner.LockOwner(other.pid, "1", platform.node(), True)  # another start time
         (place / "run" / ".lock").write_text(impostor.to_json())
         with pytest.raises(RunError, match="has ended"):
             RunIndex(place).stop("run")
@@ -152,7 +152,7 @@ def test_a_process_with_the_same_number_is_not_asked(place: Path) -> None:
     (place / "run" / ".lock").write_text("")
 
 
-def test_who_cannot_be_asked(tmp_path: Path) -> None:
+def test_owners_that_cannot_be_stopped(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.lock()
     mine = lock_owner.read(folder.lock_file)
@@ -167,12 +167,12 @@ def test_who_cannot_be_asked(tmp_path: Path) -> None:
         with pytest.raises(RunError, match=words):
             other.stop(folder.lock_file)
     with pytest.raises(RunError, match="has ended"):
-        mine.stop(folder.lock_file)  # alive, but it does not hold this lock any more
+        mine.stop(folder.lock_file)  # alive, but it no longer holds the lock
 
 
 @pytest.mark.parametrize(
     "text", ["", "x", "[]", "3", '{"pid": 1}', '{"pid": -1, "began": "", "host": "", "listens": 1}']
 )
-def test_a_lock_that_somebody_else_wrote(tmp_path: Path, text: str) -> None:
+def test_damaged_lock_files(tmp_path: Path, text: str) -> None:
     (tmp_path / ".lock").write_text(text)
     assert lock_owner.read(tmp_path / ".lock") is None

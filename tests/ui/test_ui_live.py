@@ -1,4 +1,4 @@
-"""A real run while it goes: its rounds appear by themselves, and it can be stopped with a whole checkpoint."""
+"""A running experiment in the dashboard: rounds appear live, and stopping it leaves a valid checkpoint."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from polyfed.runs.folder import RunFolder
 LINE = "document.querySelector('#detail svg.chart path.line')?.getAttribute('d').split('L').length"
 
 
-def test_rounds_appear_and_the_run_stops(browser: Browser, tmp_path: Path, pictures: Path) -> None:
+def test_rounds_appear_live_and_the_run_can_be_stopped(browser: Browser, tmp_path: Path, pictures: Path) -> None:
     with serving(tmp_path) as page:
         watch_and_stop(browser, page.address, tmp_path / "live", pictures)
         browser.goto("about:blank#")
@@ -34,20 +34,20 @@ def watch_and_stop(browser: Browser, address: str, folder: Path, pictures: Path)
         try:
             browser.wait(f"document.querySelector({json.dumps(row('live'))})?.innerText.includes('running')")
             browser.click(f"{row('live')} a")
-            seen = browser.wait(f"{LINE} >= 2 && {LINE}")
-            browser.wait(f"{LINE} > {seen}")
+            rounds = browser.wait(f"{LINE} >= 2 && {LINE}")
+            browser.wait(f"{LINE} > {rounds}")
             browser.wait("document.querySelector('#detail .facts').innerText.includes('left')")
             browser.click(".stop button")
             browser.wait("document.activeElement.textContent === 'Yes, stop'")
             browser.screenshot(pictures / "live.png")
             browser.press("Enter")
-            browser.wait("document.querySelector('.stop').innerText.includes('Asked to stop')")
+            browser.wait("document.querySelector('.stop').innerText.includes('Stop requested')")
             assert process.wait(timeout=60) == 130
         finally:
             process.kill()
     browser.wait("document.querySelector('#detail .badge').textContent.includes('stopped')")
     assert browser.js("document.querySelector('.stop').textContent") == ""
-    assert browser.js("window.before") == 1  # all that without loading the page again
+    assert browser.js("window.before") == 1  # the page was not reloaded
     last, _, damaged = Checkpoints(folder / "checkpoint").load_latest()
     events = RunFolder(folder).events()
     assert last is not None and damaged == []

@@ -1,4 +1,4 @@
-"""The live page in a real browser: the list, choosing, opening, keys, and words that stay words."""
+"""The dashboard in a real browser: list, selection, details, keyboard, and escaping of names."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ ALL = {"apple", "pear", "plum", "spoiled/yaml", "spoiled/result", EVIL}
 
 
 def row(name: str) -> str:
-    """A selector of the row of a run, by the link in it."""
-    return f"tr:has(input[aria-label={json.dumps(f'Choose {name}')}])"
+    """Return the CSS selector of the row of a run."""
+    return f"tr:has(input[aria-label={json.dumps(f'Select {name}')}])"
 
 
 def opened(browser: Browser, address: str) -> None:
@@ -23,7 +23,7 @@ def opened(browser: Browser, address: str) -> None:
     browser.wait(f"{ROWS}.length === {len(ALL)} && !document.querySelector('#runs .reading')")
 
 
-def test_the_list_shows_every_run_with_its_state(browser: Browser, address: str, pictures: Path) -> None:
+def test_list_shows_every_run_with_its_state(browser: Browser, address: str, pictures: Path) -> None:
     opened(browser, address)
     assert set(browser.js(NAMES)) == ALL
     pear = browser.text(row("pear"))
@@ -39,7 +39,7 @@ def test_the_list_shows_every_run_with_its_state(browser: Browser, address: str,
     browser.screenshot(pictures / "list-400.png")
 
 
-def test_a_broken_run_says_why(browser: Browser, address: str) -> None:
+def test_broken_runs_show_a_reason(browser: Browser, address: str) -> None:
     opened(browser, address)
     assert "broken" in browser.text(row("spoiled/yaml")) and "config.yaml cannot be read" in browser.text(
         row("spoiled/yaml")
@@ -70,15 +70,13 @@ def test_filtering_and_sorting(browser: Browser, address: str) -> None:
     browser.click("th[data-key=id] button")
     assert browser.js(NAMES) == sorted(ALL, reverse=True)
     assert browser.js("document.querySelector('th[data-key=id]').ariaSort") == "descending"
-    browser.click("th[data-key=personal] button")  # the highest first, what is not known last
+    browser.click("th[data-key=personal] button")  # highest first, unknown values last
     values = browser.js(f"{ROWS}.map((row) => parseFloat(row.querySelector('.personal').textContent))")
     known = [value for value in values if value is not None]
     assert len(known) >= 3 and known == sorted(known, reverse=True) and values[: len(known)] == known
 
 
-def test_chosen_runs_are_drawn_over_each_other_with_their_difference(
-    browser: Browser, address: str, pictures: Path
-) -> None:
+def test_comparison_of_selected_runs(browser: Browser, address: str, pictures: Path) -> None:
     opened(browser, address)
     for name in ("apple", "plum", "pear"):
         browser.click(f"{row(name)} input")
@@ -95,13 +93,13 @@ def test_chosen_runs_are_drawn_over_each_other_with_their_difference(
     assert "apple" in browser.js("document.querySelector('#overlay svg').getAttribute('aria-label')")
     browser.size(1600, 1000)
     browser.screenshot(pictures / "overlay-1600.png")
-    browser.goto(browser.js("location.href"))  # what is chosen is in the address
+    browser.goto(browser.js("location.href"))  # the selection is part of the URL
     browser.wait(f"{lines}.length === 3")
     browser.click("#clear")
     browser.wait("document.querySelector('#overlay').hidden")
 
 
-def test_an_opened_run(browser: Browser, address: str, pictures: Path) -> None:
+def test_details_of_a_run(browser: Browser, address: str, pictures: Path) -> None:
     opened(browser, address)
     browser.size(1600, 1300)
     browser.click(f"{row('pear')} a")
@@ -124,18 +122,18 @@ def test_an_opened_run(browser: Browser, address: str, pictures: Path) -> None:
     browser.screenshot(pictures / "detail-400.png")
 
 
-def test_everything_by_keys(browser: Browser, address: str, pictures: Path) -> None:
+def test_keyboard_navigation(browser: Browser, address: str, pictures: Path) -> None:
     opened(browser, address)
     focus = "document.activeElement"
     browser.click("th[data-key=id] button")
-    for _ in range(30):  # Tab alone leads from the headings to the first run
+    for _ in range(30):  # Tab moves from the headings to the first run
         browser.press("Tab")
         if browser.js(f"{focus}.type === 'checkbox'"):
             break
     first = browser.js(f"{focus}.ariaLabel")
-    assert first == f"Choose {sorted(ALL)[0]}"
+    assert first == f"Select {sorted(ALL)[0]}"
     browser.press("ArrowDown")
-    assert browser.js(f"{focus}.ariaLabel") == "Choose apple"
+    assert browser.js(f"{focus}.ariaLabel") == "Select apple"
     browser.press(" ")
     browser.wait("!document.querySelector('#overlay').hidden")
     browser.press("Tab")
@@ -161,7 +159,7 @@ def test_everything_by_keys(browser: Browser, address: str, pictures: Path) -> N
     assert browser.js(f"{focus}.textContent") == "apple"
 
 
-def test_words_that_are_markup_stay_words(browser: Browser, address: str, pictures: Path) -> None:
+def test_markup_in_names_is_escaped(browser: Browser, address: str, pictures: Path) -> None:
     opened(browser, address)
     cell = browser.js(f"{ROWS}.find((row) => row.innerText.includes('onerror')).innerText")
     assert cell.count(EVIL) == 2 and "failed" in cell  # its name and its method
@@ -180,11 +178,11 @@ def test_words_that_are_markup_stay_words(browser: Browser, address: str, pictur
     browser.screenshot(pictures / "markup.png")
 
 
-def test_an_empty_folder(browser: Browser, tmp_path: Path, pictures: Path) -> None:
+def test_empty_folder(browser: Browser, tmp_path: Path, pictures: Path) -> None:
     with serving(tmp_path) as page:
         browser.goto(page.address)
         browser.wait("!document.querySelector('#empty').hidden")
-        assert "There is no run here yet" in browser.text("#empty") and browser.text("#count") == "0 runs"
+        assert "There are no runs yet" in browser.text("#empty") and browser.text("#count") == "0 runs"
         browser.screenshot(pictures / "empty.png")
         browser.goto("about:blank#")
 

@@ -1,4 +1,4 @@
-"""What the page knows of run folders: states, rounds as they come, changes since somebody looked."""
+"""How the dashboard reads run folders: states, incremental rounds, and changes since a revision."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ STARTED = {"event": "started"}
     ],
 )
 def test_states_without_a_process(tmp_path: Path, events: list[dict[str, Any]], expected: tuple[str, Any]) -> None:
-    found = state(run_folder(tmp_path / "run", *events))
-    assert found[0] == expected[0] and expected[1] in {None, found[1]}
+    actual = state(run_folder(tmp_path / "run", *events))
+    assert actual[0] == expected[0] and expected[1] in {None, actual[1]}
 
 
-def test_a_run_is_running_while_its_process_lives(tmp_path: Path) -> None:
+def test_run_is_running_while_its_process_is_alive(tmp_path: Path) -> None:
     folder = RunFolder(run_folder(tmp_path / "run", STARTED, done(1)))
     folder.lock()
     assert state(folder.path) == ("running", "")
@@ -84,7 +84,7 @@ def test_a_run_is_running_while_its_process_lives(tmp_path: Path) -> None:
     assert state(folder.path)[0] == "died"
 
 
-def test_a_run_of_another_machine_is_judged_by_its_silence(tmp_path: Path) -> None:
+def test_run_of_another_machine_dies_after_a_silence(tmp_path: Path) -> None:
     path = run_folder(tmp_path / "run", STARTED)
     (path / ".lock").write_text(lock_owner.LockOwner(1, "1", platform.node() + "-other", True).to_json())
     assert state(path)[0] == "running"
@@ -92,18 +92,18 @@ def test_a_run_of_another_machine_is_judged_by_its_silence(tmp_path: Path) -> No
     assert snapshot(path).at(time.time() + lock_owner.SILENCE_LIMIT + 1).state == "died"
 
 
-def test_the_last_round_is_found_behind_many_lines(tmp_path: Path) -> None:
+def test_last_round_is_read_before_many_uploads(tmp_path: Path) -> None:
     left = [{"event": "left", "client": str(k), "fields": {"x": 1}} for k in range(3000)]
     path = run_folder(tmp_path / "run", STARTED, done(1), done(2), *left)
     with (path / "events.jsonl").open("a") as file:
-        file.write('{"time": 1, "event": "rou')  # cut by a kill
+        file.write('{"time": 1, "event": "rou')  # cut off by a kill
     summary = snapshot(path).summary
     assert (summary.done, summary.rounds, summary.method, summary.data) == (2, 9, "fedproto", "digits")
     assert summary.personal == done(2)["accuracy"]["personal"]["value"]
 
 
 @pytest.mark.parametrize(
-    ("file", "text", "words"),
+    ("file", "text", "message"),
     [
         ("config.yaml", "a: [", "config.yaml cannot be read: it is not YAML at line"),
         ("config.yaml", "- 1", "config.yaml holds a list, expected a mapping"),
@@ -115,20 +115,20 @@ def test_the_last_round_is_found_behind_many_lines(tmp_path: Path) -> None:
         ("result.json", '{"method": "m", "accuracy": {"personal": [1], "global": null}}', "holds no result"),
     ],
 )
-def test_broken_folders_say_why(tmp_path: Path, file: str, text: str, words: str) -> None:
+def test_broken_folders_have_a_reason(tmp_path: Path, file: str, text: str, message: str) -> None:
     path = run_folder(tmp_path / "run")
     (path / file).write_text(text)
-    found, reason = state(path)
-    assert found == "broken" and words in reason
+    actual, reason = state(path)
+    assert actual == "broken" and message in reason
 
 
-def test_a_folder_without_a_config_is_broken(tmp_path: Path) -> None:
+def test_folder_without_config_is_broken(tmp_path: Path) -> None:
     path = run_folder(tmp_path / "run", STARTED)
     (path / "config.yaml").unlink()
     assert state(path) == ("broken", "it has no config.yaml")
 
 
-def test_numbers_that_json_does_not_have_are_left_out(tmp_path: Path) -> None:
+def test_numbers_that_json_cannot_hold_are_dropped(tmp_path: Path) -> None:
     path = run_folder(tmp_path / "run", STARTED, {**done(1), "loss": float("nan")})
     spoiled = result(CONFIG, [record(k, 9, 2, 0) for k in range(1, 10)])
     spoiled["accuracy"]["personal"]["final"] = float("inf")
@@ -139,7 +139,7 @@ def test_numbers_that_json_does_not_have_are_left_out(tmp_path: Path) -> None:
     assert runs.rounds("run", 0, 0)["rounds"][0]["loss"] is None
 
 
-# rounds as they come
+# incremental reading
 
 EVENTS = st.lists(
     st.one_of(
@@ -154,7 +154,7 @@ EVENTS = st.lists(
 
 @settings(max_examples=25, deadline=None)
 @given(events=EVENTS, cuts=st.lists(st.integers(0, 5000), max_size=5))
-def test_reading_in_parts_gives_what_reading_at_once_gives(
+def test_incremental_reading_equals_reading_at_once(
     tmp_path_factory: pytest.TempPathFactory, events: list[dict[str, Any]], cuts: list[int]
 ) -> None:
     data = b"".join(json.dumps(event).encode() + b"\n" for event in events)
@@ -168,13 +168,13 @@ def test_reading_in_parts_gives_what_reading_at_once_gives(
         parts.write_bytes(data[:end])
         followed.update()
         news = followed.since(known["generation"], len(known["rounds"]))
-        # what a page does with an answer
+        # as the page merges a response
         known = {"generation": news["generation"], "rounds": known["rounds"][: news["from"]] + news["rounds"]}
     assert followed.rounds == at_once.rounds == known["rounds"]
     assert followed.notes == at_once.notes
 
 
-def test_only_what_changed_is_told(tmp_path: Path) -> None:
+def test_only_changes_are_sent(tmp_path: Path) -> None:
     first = run_folder(tmp_path / "a", STARTED)
     run_folder(tmp_path / "deep" / "er" / "b", STARTED)
     (tmp_path / "empty").mkdir()
@@ -191,10 +191,10 @@ def test_only_what_changed_is_told(tmp_path: Path) -> None:
         file.unlink()
     time.sleep(MIN_INTERVAL)
     assert runs.changes(news["revision"])["removed"] == ["a"]
-    assert runs.changes(start["revision"] - 2)["full"]  # of an earlier server
+    assert runs.changes(start["revision"] - 2)["full"]  # a revision of an earlier server
 
 
-def test_a_folder_that_is_a_run_itself(tmp_path: Path) -> None:
+def test_root_may_be_a_run_folder(tmp_path: Path) -> None:
     run_folder(tmp_path / "run", STARTED, done(1))
     runs = RunIndex(tmp_path / "run")
     assert [run["id"] for run in runs.changes(0)["runs"]] == ["."]

@@ -34,7 +34,7 @@ def mean_off_diagonal(matrix: Tensor) -> float:
 
 
 class Signatures:
-    """Vectors on disk whose inner products are CKA values (`training.kernels.signature`).
+    """Vectors on disk whose inner products are CKA values (`training.cka_kernels.signature`).
 
     Memory use does not grow with the number of models, apart from the CKA matrix.
     """

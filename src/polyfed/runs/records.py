@@ -103,6 +103,8 @@ class RoundRecord:
                 clients = by_client if isinstance(by_client, list) else ()
                 accuracy[kind] = Accuracy(value, [finite(one) for one in clients])
         failures = raw.get("failures")
+        if not isinstance(failures, list):
+            failures = []
         return cls(
             round=number,
             accuracy=accuracy,
@@ -115,7 +117,7 @@ class RoundRecord:
                 for part, value in _entries(raw.get("seconds"))
                 if (seconds := finite(value)) is not None
             },
-            failures=failures if isinstance(failures, list) else (),
+            failures=[one if isinstance(one, Mapping) else {} for one in failures],
         )
 
 
@@ -226,8 +228,13 @@ def _accuracy_summary(raw: Mapping[str, Any]) -> AccuracySummary:
 
 def finite(value: Any) -> float | None:
     """Return a finite number as a float, and None for anything else."""
-    valid = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if valid else None
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # an integer beyond the range of floats
+        return None
+    return number if math.isfinite(number) else None
 
 
 def integer(value: Any) -> int | None:

@@ -1,27 +1,27 @@
-// Line charts as SVG: axes with round numbers, gaps where nothing was measured, values under the pointer or by arrow keys.
+// Line charts as SVG, with round tick values and a readout for the pointer and the arrow keys.
 
-import { el, svg } from "./words.js";
+import { el, svg } from "./format.js";
 
 const HEIGHT = 220;
 const MARGIN = { top: 10, right: 14, bottom: 34, left: 58 };
 
-/** The distance of round numbers in a range, about as many as wanted; of bytes, round in KiB, MiB and so on. */
-function distance(low, high, wanted, binary) {
-  const rough = (high - low) / Math.max(1, wanted) || 1;
+/** Return a round distance between about `count` ticks; for bytes, round in KiB, MiB and so on. */
+function tickDistance(low, high, count, binary) {
+  const rough = (high - low) / Math.max(1, count) || 1;
   const unit = binary ? 1024 ** Math.max(0, Math.floor(Math.log(rough) / Math.log(1024))) : 1;
   const power = 10 ** Math.floor(Math.log10(rough / unit));
   return unit * [1, 2, 5, 10].map((k) => k * power).find((k) => k >= (rough / unit) * 0.999);
 }
 
 function ticks(low, high, step) {
-  const found = [];
-  for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-6; k += 1) found.push(k * step);
-  return found;
+  const values = [];
+  for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-6; k += 1) values.push(k * step);
+  return values;
 }
 
 /**
- * A chart that can be given other lines later. `lines` are {name, at, points: [[x, y or null], ...]}, `at` a colour's
- * number. `x` and `y` are {label, text: number -> string, low, high}; `whole` keeps ticks of x at whole numbers.
+ * A chart whose lines can be replaced. `lines` are {name, at, points: [[x, y or null], ...]}, where `at` is the index of
+ * a colour. `x` and `y` are {label, text: number -> string, low, high}; `integer` restricts the ticks of x to integers.
  */
 export class Chart {
   constructor(title) {
@@ -31,7 +31,7 @@ export class Chart {
     this.caption = el("figcaption", {}, title);
     this.element = el("figure", {}, this.caption, this.svg, this.readout);
     this.lines = [];
-    this.place = null;
+    this.position = null;
     new ResizeObserver(() => this.draw()).observe(this.element);
     this.svg.addEventListener("pointermove", (event) => this.point(event.clientX));
     this.svg.addEventListener("pointerleave", () => this.show(null));
@@ -55,11 +55,11 @@ export class Chart {
     const all = this.lines.flatMap((line) => line.points.filter(([, value]) => value !== null));
     this.svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
     this.svg.setAttribute("height", HEIGHT);
-    this.svg.setAttribute("aria-label", this.words());
+    this.svg.setAttribute("aria-label", this.description());
     this.svg.replaceChildren();
     if (!all.length) {
       const middle = { x: width / 2, y: HEIGHT / 2, class: "note", "text-anchor": "middle" };
-      this.svg.append(svg("text", middle, "nothing measured yet"));
+      this.svg.append(svg("text", middle, "no data yet"));
       return;
     }
     const [lowX, highX] = extent(all.map(([a]) => a), this.x);
@@ -71,8 +71,8 @@ export class Chart {
     for (const line of this.lines) this.line(line);
     this.cross = svg("line", { class: "cross", y1: MARGIN.top, y2: MARGIN.top + inner.high, visibility: "hidden" });
     this.svg.append(this.cross);
-    this.places = [...new Set(all.map(([a]) => a))].sort((a, b) => a - b);
-    this.show(this.place);
+    this.positions = [...new Set(all.map(([a]) => a))].sort((a, b) => a - b);
+    this.show(this.position);
   }
 
   axes(width, inner, xs, ys) {
@@ -84,8 +84,8 @@ export class Chart {
         svg("text", { class: "tick", x: MARGIN.left - 6, y: at + 4, "text-anchor": "end" }, this.y.text(value)),
       );
     }
-    const marks = ticks(...xs, distance(...xs, Math.max(2, Math.floor(inner.wide / 80)), this.x.binary));
-    for (const value of marks.filter((each) => !this.x.whole || Number.isInteger(each))) {
+    const marks = ticks(...xs, tickDistance(...xs, Math.max(2, Math.floor(inner.wide / 80)), this.x.binary));
+    for (const value of marks.filter((each) => !this.x.integer || Number.isInteger(each))) {
       const at = this.toX(value);
       this.svg.append(
         svg("line", { class: "axis", x1: at, x2: at, y1: bottom, y2: bottom + 4 }),
@@ -103,7 +103,7 @@ export class Chart {
     let pen = "M";
     const measured = points.filter(([, value]) => value !== null);
     for (const [a, b] of points) {
-      if (b === null) continue; // a round that was not measured: the line goes on to the next that was
+      if (b === null) continue; // a round without a measurement: the line continues at the next one
       path += `${pen}${this.toX(a).toFixed(1)} ${this.toY(b).toFixed(1)}`;
       pen = "L";
     }
@@ -114,49 +114,48 @@ export class Chart {
     }
   }
 
-  /** What the picture shows, for whoever does not see it. */
-  words() {
+  /** Describe the chart for screen readers. */
+  description() {
     const each = this.lines.map(({ name, points }) => {
-      const known = points.filter(([, value]) => value !== null);
-      const last = known.at(-1);
-      return last ? `${name}: ${this.y.text(last[1])} at ${this.x.label} ${this.x.text(last[0])}` : `${name}: nothing`;
+      const last = points.filter(([, value]) => value !== null).at(-1);
+      return last ? `${name}: ${this.y.text(last[1])} at ${this.x.label} ${this.x.text(last[0])}` : `${name}: no data`;
     });
     return `${this.title ?? this.y.label} by ${this.x.label}. ${each.join("; ")}. Left and right arrow keys read values.`;
   }
 
   point(clientX) {
-    if (!this.places?.length) return;
+    if (!this.positions?.length) return;
     const box = this.svg.getBoundingClientRect();
     const at = clientX - box.left;
-    const apart = (value) => Math.abs(this.toX(value) - at);
-    this.show(this.places.reduce((best, value) => (apart(value) < apart(best) ? value : best)));
+    const distance = (value) => Math.abs(this.toX(value) - at);
+    this.show(this.positions.reduce((best, value) => (distance(value) < distance(best) ? value : best)));
   }
 
   key(event) {
     const steps = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity };
-    if (!(event.key in steps) || !this.places?.length) return;
+    if (!(event.key in steps) || !this.positions?.length) return;
     event.preventDefault();
-    const last = this.places.length - 1;
-    const now = this.place === null ? (event.key === "ArrowRight" ? -1 : last + 1) : this.places.indexOf(this.place);
-    this.show(this.places[Math.min(last, Math.max(0, now + steps[event.key]))]);
+    const last = this.positions.length - 1;
+    const now = this.position === null ? (event.key === "ArrowRight" ? -1 : last + 1) : this.positions.indexOf(this.position);
+    this.show(this.positions[Math.min(last, Math.max(0, now + steps[event.key]))]);
   }
 
-  show(place) {
-    this.place = place;
+  show(position) {
+    this.position = position;
     if (!this.cross) return;
-    const known = place !== null && this.places.includes(place);
-    this.cross.setAttribute("visibility", known ? "visible" : "hidden");
-    if (!known) {
-      this.place = null;
+    const valid = position !== null && this.positions.includes(position);
+    this.cross.setAttribute("visibility", valid ? "visible" : "hidden");
+    if (!valid) {
+      this.position = null;
       this.readout.replaceChildren();
       return;
     }
-    this.cross.setAttribute("x1", this.toX(place));
-    this.cross.setAttribute("x2", this.toX(place));
-    const parts = [el("b", {}, `${this.x.label} ${this.x.text(place)}`)];
+    this.cross.setAttribute("x1", this.toX(position));
+    this.cross.setAttribute("x2", this.toX(position));
+    const parts = [el("b", {}, `${this.x.label} ${this.x.text(position)}`)];
     for (const { name, at, points } of this.lines) {
-      const found = points.find(([a, b]) => a === place && b !== null);
-      if (found) parts.push(el("span", { className: `key s${at % 8}` }, `${name} ${this.y.text(found[1])}`));
+      const point = points.find(([a, b]) => a === position && b !== null);
+      if (point) parts.push(el("span", { className: `key s${at % 8}` }, `${name} ${this.y.text(point[1])}`));
     }
     this.readout.replaceChildren(...parts);
   }
@@ -169,27 +168,27 @@ function extent(values, { low, high }) {
   return [least, most];
 }
 
-/** A range whose ends are ticks, so that the topmost line has a number beside it. */
+/** Extend a range so that its ends are ticks. */
 function rounded(low, high, { binary }) {
-  const step = distance(low, high, 4, binary);
+  const step = tickDistance(low, high, 4, binary);
   return [Math.floor(low / step + 1e-9) * step, Math.ceil(high / step - 1e-9) * step, step];
 }
 
-/** Accuracies of clients, sorted: one bar each. */
+/** Bar chart of the accuracies of clients, sorted. */
 export function bars(title, values) {
-  const known = values.map((value, client) => [value, client]).filter(([value]) => value !== null);
-  known.sort((a, b) => b[0] - a[0] || a[1] - b[1]);
+  const measured = values.map((value, client) => [value, client]).filter(([value]) => value !== null);
+  measured.sort((a, b) => b[0] - a[0] || a[1] - b[1]);
   const wide = 600;
-  const step = wide / Math.max(1, known.length);
-  const said = known.length
-    ? `${title}: best ${(100 * known[0][0]).toFixed(1)} % (client ${known[0][1]}), ` +
-      `worst ${(100 * known.at(-1)[0]).toFixed(1)} % (client ${known.at(-1)[1]}), ${known.length} clients`
-    : `${title}: nothing measured yet`;
-  const picture = svg("svg", { class: "bars", viewBox: `0 0 ${wide} 100`, preserveAspectRatio: "none", role: "img", "aria-label": said });
-  known.forEach(([value, client], k) => {
+  const step = wide / Math.max(1, measured.length);
+  const description = measured.length
+    ? `${title}: best ${(100 * measured[0][0]).toFixed(1)} % (client ${measured[0][1]}), ` +
+      `worst ${(100 * measured.at(-1)[0]).toFixed(1)} % (client ${measured.at(-1)[1]}), ${measured.length} clients`
+    : `${title}: no data yet`;
+  const chart = svg("svg", { class: "bars", viewBox: `0 0 ${wide} 100`, preserveAspectRatio: "none", role: "img", "aria-label": description });
+  measured.forEach(([value, client], k) => {
     const bar = svg("rect", { x: k * step + step * 0.1, width: step * 0.8, y: 100 - 100 * value, height: 100 * value });
     bar.append(svg("title", {}, `client ${client}: ${(100 * value).toFixed(1)} %`));
-    picture.append(bar);
+    chart.append(bar);
   });
-  return el("figure", {}, el("figcaption", {}, said), picture);
+  return el("figure", {}, el("figcaption", {}, description), chart);
 }

@@ -1,76 +1,76 @@
-// The table of runs: sorted, filtered, and changed only where something changed.
+// The table of runs: sorted and filtered. Only rows that changed are updated.
 
-import { age, badge, el, percent, size } from "./words.js";
+import { age, badge, el, percent, size } from "./format.js";
 
 const COLUMNS = [
   { key: "state", label: "State", cell: (run) => badge(run.state, run.reason) },
   { key: "id", label: "Run", cell: null },
   { key: "method", label: "Method" },
   { key: "data", label: "Data" },
-  { key: "seed", label: "Seed", right: true, less: true },
+  { key: "seed", label: "Seed", right: true, secondary: true },
   { key: "done", label: "Round", right: true, text: (run) => (run.rounds === null ? "–" : `${run.done}/${run.rounds}`) },
   { key: "personal", label: "Personal", right: true, text: (run) => percent(run.personal) },
-  { key: "global", label: "Global", right: true, less: true, text: (run) => percent(run.global) },
-  { key: "up", label: "Up", right: true, less: true, text: (run) => size(run.up) },
-  { key: "down", label: "Down", right: true, less: true, text: (run) => size(run.down) },
+  { key: "global", label: "Global", right: true, secondary: true, text: (run) => percent(run.global) },
+  { key: "up", label: "Up", right: true, secondary: true, text: (run) => size(run.up) },
+  { key: "down", label: "Down", right: true, secondary: true, text: (run) => size(run.down) },
   { key: "changed", label: "Age", right: true },
 ];
 
 export class List {
-  /** `open(id)` and `choose(id, on)` are told what the user does. */
-  constructor({ open, choose }) {
-    this.tell = { open, choose };
+  /** `open(id)` and `select(id, on)` are called when the user opens or selects a run. */
+  constructor({ open, select }) {
+    this.callbacks = { open, select };
     this.rows = new Map();
     this.sort = { key: "changed", down: true };
     this.body = document.querySelector("#runs tbody");
     this.filter = document.querySelector("#filter");
     this.state = document.querySelector("#state");
     this.head();
-    this.filter.addEventListener("input", () => this.arrange());
-    this.state.addEventListener("change", () => this.arrange());
+    this.filter.addEventListener("input", () => this.sortAndFilter());
+    this.state.addEventListener("change", () => this.sortAndFilter());
     this.body.addEventListener("keydown", (event) => this.key(event));
   }
 
   head() {
     const row = document.querySelector("#runs thead tr");
-    row.append(el("th", { scope: "col" }, el("span", { className: "unseen" }, "Chosen")));
-    for (const { key, label, right, less } of COLUMNS) {
+    row.append(el("th", { scope: "col" }, el("span", { className: "visually-hidden" }, "Selected")));
+    for (const { key, label, right, secondary } of COLUMNS) {
       const button = el("button", { type: "button" }, label);
       button.addEventListener("click", () => {
-        const first = !["id", "method", "data", "state"].includes(key); // numbers: the largest first
+        const first = !["id", "method", "data", "state"].includes(key); // numbers: largest first
         this.sort = { key, down: this.sort.key === key ? !this.sort.down : first };
-        this.arrange();
+        this.sortAndFilter();
       });
-      row.append(el("th", { scope: "col", className: classes({ right, less }), "data-key": key }, button));
+      row.append(el("th", { scope: "col", className: classes({ right, secondary }), "data-key": key }, button));
     }
   }
 
-  /** Take in changed and gone runs. */
-  update(runs, gone, whole) {
-    if (whole) {
-      const kept = new Set(runs.map((run) => run.id));
-      for (const id of [...this.rows.keys()]) if (!kept.has(id)) this.remove(id);
+  /** Update changed rows and remove rows. `full` means that `runs` is the complete list. */
+  update(runs, removed, full) {
+    if (full) {
+      const present = new Set(runs.map((run) => run.id));
+      for (const id of [...this.rows.keys()]) if (!present.has(id)) this.remove(id);
     }
-    gone.forEach((id) => this.remove(id));
+    removed.forEach((id) => this.remove(id));
     for (const run of runs) {
       const row = this.rows.get(run.id) ?? this.add(run.id);
       row.run = run;
-      row.words = [run.id, run.name, run.method, run.data, run.state].join("\n").toLowerCase();
+      row.text = [run.id, run.name, run.method, run.data, run.state].join("\n").toLowerCase();
       this.fill(row);
     }
-    if (runs.length || gone.length || whole) this.arrange();
+    if (runs.length || removed.length || full) this.sortAndFilter();
   }
 
   add(id) {
-    const box = el("input", { type: "checkbox", "aria-label": `Choose ${id}` });
-    box.addEventListener("change", () => this.tell.choose(id, box.checked));
+    const box = el("input", { type: "checkbox", "aria-label": `Select ${id}` });
+    box.addEventListener("change", () => this.callbacks.select(id, box.checked));
     const link = el("a", { href: `#${new URLSearchParams({ open: id })}` }, id);
     link.addEventListener("click", (event) => {
       if (event.ctrlKey || event.metaKey || event.shiftKey) return;
       event.preventDefault();
-      this.tell.open(id);
+      this.callbacks.open(id);
     });
-    const cells = COLUMNS.map(({ key, right, less }) => el(key === "id" ? "th" : "td", { className: classes({ right, less, [key]: true }) }));
+    const cells = COLUMNS.map(({ key, right, secondary }) => el(key === "id" ? "th" : "td", { className: classes({ right, secondary, [key]: true }) }));
     cells[1].scope = "row";
     cells[1].append(link);
     const line = el("tr", {}, el("td", {}, box), ...cells);
@@ -90,7 +90,7 @@ export class List {
       if (cell) cells[k].replaceChildren(cell(run));
       else cells[k].textContent = text ? text(run) : (run[key] ?? "–");
     });
-    cells[1].dataset.method = run.method; // shown below the name where there is no room for a column
+    cells[1].dataset.method = run.method; // shown below the name on narrow screens
     const reason = cells[1].querySelector("small");
     if (run.reason && run.state === "broken") {
       if (reason) reason.textContent = run.reason;
@@ -98,8 +98,8 @@ export class List {
     } else reason?.remove();
   }
 
-  /** Ages go on while nothing happens. */
-  ages(now) {
+  /** Update the ages, which change even if the runs do not. */
+  updateAges(now) {
     const at = COLUMNS.length - 1;
     for (const { run, cells } of this.rows.values()) {
       const text = age(Math.max(0, now - run.changed));
@@ -107,14 +107,14 @@ export class List {
     }
   }
 
-  /** Order and filter. Rows are moved only when the order is another. */
-  arrange() {
+  /** Sort and filter the rows. Rows are moved only if the order changed. */
+  sortAndFilter() {
     const { key, down } = this.sort;
     const value = ({ run }) => run[key] ?? null;
     const sorted = [...this.rows.values()].sort((a, b) => {
       const [x, y] = [value(a), value(b)];
       if (x === y) return a.id < b.id ? -1 : 1;
-      if (x === null) return 1; // what is not known comes last, either way
+      if (x === null) return 1; // unknown values come last in both directions
       if (y === null) return -1;
       return (x < y ? -1 : 1) * (down ? -1 : 1);
     });
@@ -125,12 +125,12 @@ export class List {
       if (this.body.contains(focused)) focused.focus({ preventScroll: true });
       this.order = order;
     }
-    const words = this.filter.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const terms = this.filter.value.toLowerCase().split(/\s+/).filter(Boolean);
     let shown = 0;
     for (const row of sorted) {
-      const fits = words.every((word) => row.words.includes(word)) && (!this.state.value || row.run.state === this.state.value);
-      row.line.hidden = !fits;
-      shown += fits;
+      const matches = terms.every((term) => row.text.includes(term)) && (!this.state.value || row.run.state === this.state.value);
+      row.line.hidden = !matches;
+      shown += matches;
     }
     for (const cell of document.querySelectorAll("#runs thead th[data-key]")) {
       if (cell.dataset.key === key) cell.setAttribute("aria-sort", down ? "descending" : "ascending");
@@ -146,16 +146,16 @@ export class List {
     if (place.textContent !== words) place.textContent = words;
     const empty = document.querySelector("#empty");
     empty.hidden = shown > 0;
-    empty.textContent = all ? "No run fits the filter." : "There is no run here yet. A run that starts will appear by itself.";
+    empty.textContent = all ? "No run matches the filter." : "There are no runs yet. New runs appear automatically.";
     document.querySelector("#runs").hidden = all === 0;
   }
 
-  mark(opened, chosen) {
+  mark(opened, selected) {
     for (const row of this.rows.values()) {
       row.line.classList.toggle("opened", row.id === opened);
       if (row.id === opened) row.link.setAttribute("aria-current", "true");
       else row.link.removeAttribute("aria-current");
-      row.box.checked = chosen.has(row.id);
+      row.box.checked = selected.has(row.id);
     }
   }
 
@@ -175,6 +175,6 @@ export class List {
   }
 }
 
-function classes(wanted) {
-  return Object.entries(wanted).filter(([, on]) => on).map(([name]) => name).join(" ");
+function classes(flags) {
+  return Object.entries(flags).filter(([, on]) => on).map(([name]) => name).join(" ");
 }

@@ -1,27 +1,27 @@
-// What stands beside the list: one run that is opened, and chosen runs over each other.
+// The panels next to the list: details of the opened run, and the comparison of selected runs.
 
 import { Chart, bars } from "./chart.js";
-import { badge, duration, el, percent, plain, size } from "./words.js";
+import { badge, duration, el, percent, plain, size } from "./format.js";
 
-const ROUND = { label: "round", text: String, whole: true };
-const SHARE = { text: (value) => `${Math.round(100 * value)} %`, low: 0 };
-const running = (rounds, key) => {
+const ROUND = { label: "round", text: String, integer: true };
+const FRACTION = { text: (value) => `${Math.round(100 * value)} %`, low: 0 };
+const cumulative = (rounds, key) => {
   let sum = 0;
   return rounds.map((round) => (sum += round[key] ?? 0));
 };
 const column = (rounds, key) => rounds.map((round) => [round.round, round[key]]);
 
-/** The best of a measure and the round it was in; null where nothing was measured. */
+/** Return the best value of a measure and its round, or null if it was never measured. */
 function best(rounds, key, better = (a, b) => a > b) {
-  return rounds.reduce((found, round) => {
+  return rounds.reduce((top, round) => {
     const value = round[key];
-    return value !== null && (found === null || better(value, found.value)) ? { value, round: round.round } : found;
+    return value !== null && (top === null || better(value, top.value)) ? { value, round: round.round } : top;
   }, null);
 }
 
 export class Detail {
   constructor({ close, stop }) {
-    this.tell = { close, stop };
+    this.callbacks = { close, stop };
     this.element = document.querySelector("#detail");
     this.id = null;
   }
@@ -33,10 +33,10 @@ export class Detail {
     if (id === null) return;
     this.title = el("h2", { id: "detail-title", tabIndex: -1 }, id);
     const close = el("button", { type: "button", className: "close", "aria-label": "Close this run" }, "✕");
-    close.addEventListener("click", () => this.tell.close());
+    close.addEventListener("click", () => this.callbacks.close());
     this.state = el("p", { className: "state" });
     this.stop = el("div", { className: "stop" });
-    this.asked = null;
+    this.stopState = null; // null, confirm or sent
     this.facts = el("dl", { className: "facts" });
     this.charts = ["Accuracy", "Training loss", "Bytes per round", "Seconds per round"].map((name) => new Chart(name));
     this.clients = el("div", { className: "clients" });
@@ -49,7 +49,7 @@ export class Detail {
       this.facts,
       el("div", { className: "charts" }, ...this.charts.map((chart) => chart.element)),
       this.clients,
-      el("details", { open: true }, el("summary", {}, "What happened"), this.notes),
+      el("details", { open: true }, el("summary", {}, "Events"), this.notes),
       el("details", {}, el("summary", {}, "Config"), this.config),
     );
   }
@@ -66,13 +66,13 @@ export class Detail {
     if (run.rounds) parts.push(el("progress", { max: run.rounds, value: run.done, "aria-label": "Rounds done" }));
     if (run.reason) parts.push(el("span", { className: "reason" }, run.reason));
     this.state.replaceChildren(...parts);
-    this.offerStop(run);
+    this.showStop(run);
     this.showFacts(run, rounds);
     const [accuracy, loss, bytes, seconds] = this.charts;
     accuracy.set(
       [{ name: "personal", at: 0, points: column(rounds, "personal") }, { name: "global", at: 1, points: column(rounds, "global") }]
         .filter(({ points }) => !points.length || points.some(([, value]) => value !== null)),
-      ROUND, { label: "accuracy", ...SHARE },
+      ROUND, { label: "accuracy", ...FRACTION },
     );
     loss.set([{ name: "loss", at: 0, points: column(rounds, "loss") }], ROUND, { label: "loss", text: plain });
     bytes.set(
@@ -97,38 +97,38 @@ export class Detail {
       const each = rounds.reduce((sum, round) => sum + (round.seconds ?? 0), 0) / rounds.length;
       facts.push(
         ["Loss", plain(last.loss)],
-        ["Bytes", `${size(running(rounds, "up").at(-1))} up, ${size(running(rounds, "down").at(-1))} down`],
+        ["Bytes", `${size(cumulative(rounds, "up").at(-1))} up, ${size(cumulative(rounds, "down").at(-1))} down`],
         ["Time", `${duration(each)} per round` + (run.state === "running" ? `, about ${duration(each * (run.rounds - run.done))} left` : "")],
-        ["Failures", String(running(rounds, "failures").at(-1))],
+        ["Failures", String(cumulative(rounds, "failures").at(-1))],
       );
     }
-    const made = facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)));
-    this.facts.replaceChildren(...made);
+    const items = facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)));
+    this.facts.replaceChildren(...items);
   }
 
-  /** Stopping asks once more, because it cannot be taken back from here. */
-  offerStop(run) {
-    const wanted = !run.stoppable ? "none" : this.asked === "sent" ? "sent" : (this.asked ?? "offer");
-    if (this.stop.dataset.shown === wanted) return;
-    this.stop.dataset.shown = wanted;
-    const again = (asked) => {
-      this.asked = asked;
-      this.offerStop(run);
+  /** Show the stop button. Stopping needs a confirmation: it cannot be undone from the page. */
+  showStop(run) {
+    const view = !run.stoppable ? "none" : this.stopState === "sent" ? "sent" : (this.stopState ?? "offer");
+    if (this.stop.dataset.shown === view) return;
+    this.stop.dataset.shown = view;
+    const setState = (state) => {
+      this.stopState = state;
+      this.showStop(run);
     };
     const button = (label, action, className = "") => {
-      const made = el("button", { type: "button", className }, label);
-      made.addEventListener("click", action);
-      return made;
+      const element = el("button", { type: "button", className }, label);
+      element.addEventListener("click", action);
+      return element;
     };
-    if (wanted === "none") return this.stop.replaceChildren();
-    if (wanted === "sent") return this.stop.replaceChildren(el("p", { role: "status" }, "Asked to stop: it ends after its round, with a checkpoint."));
-    if (wanted === "offer") return this.stop.replaceChildren(button("Stop this run", () => { again("sure"); this.stop.querySelector("button").focus(); }));
+    if (view === "none") return this.stop.replaceChildren();
+    if (view === "sent") return this.stop.replaceChildren(el("p", { role: "status" }, "Stop requested: the run stops after its current round and writes a checkpoint."));
+    if (view === "offer") return this.stop.replaceChildren(button("Stop this run", () => { setState("confirm"); this.stop.querySelector("button").focus(); }));
     const send = async () => {
-      const error = await this.tell.stop(run.id);
-      again(error ? null : "sent");
+      const error = await this.callbacks.stop(run.id);
+      setState(error ? null : "sent");
       if (error) this.stop.append(el("p", { role: "alert" }, error));
     };
-    this.stop.replaceChildren("Stop after this round? ", button("Yes, stop", send, "strong"), " ", button("No", () => again(null)));
+    this.stop.replaceChildren("Stop after this round? ", button("Yes, stop", send, "strong"), " ", button("No", () => setState(null)));
   }
 
   showClients(history) {
@@ -147,7 +147,7 @@ export class Detail {
       const when = time === null ? "" : new Date(1000 * time).toLocaleString();
       return el("li", {}, el("time", {}, when), ` ${text}`);
     });
-    this.notes.replaceChildren(...(lines.length ? lines : [el("li", {}, "Nothing yet.")]));
+    this.notes.replaceChildren(...(lines.length ? lines : [el("li", {}, "No events yet.")]));
   }
 
   showConfig(config) {
@@ -160,25 +160,25 @@ export class Detail {
 }
 
 const MEASURES = {
-  personal: { label: "personal accuracy", ...SHARE },
-  global: { label: "global accuracy", ...SHARE },
-  loss: { label: "training loss", text: plain, least: true },
+  personal: { label: "personal accuracy", ...FRACTION },
+  global: { label: "global accuracy", ...FRACTION },
+  loss: { label: "training loss", text: plain, lowerIsBetter: true },
 };
 const AGAINST = {
   round: { ...ROUND, at: (rounds) => rounds.map((round) => round.round) },
   bytes: {
     label: "bytes sent", text: size, low: 0, binary: true,
     at: (rounds) => {
-      const down = running(rounds, "down");
-      return running(rounds, "up").map((up, k) => up + down[k]);
+      const down = cumulative(rounds, "down");
+      return cumulative(rounds, "up").map((up, k) => up + down[k]);
     },
   },
-  seconds: { label: "seconds", text: duration, low: 0, at: (rounds) => running(rounds, "seconds") },
+  seconds: { label: "seconds", text: duration, low: 0, at: (rounds) => cumulative(rounds, "seconds") },
 };
 
 export class Overlay {
   constructor({ drop }) {
-    this.tell = { drop };
+    this.callbacks = { drop };
     this.element = document.querySelector("#overlay");
     this.chart = new Chart(null);
     this.measure = picker("Measure", Object.entries(MEASURES).map(([key, { label }]) => [key, label]));
@@ -189,48 +189,48 @@ export class Overlay {
     this.table = el("div", { className: "scroll" });
     this.difference = el("div", { id: "difference" }, el("h3", {}, "Config difference"), el("div", { className: "tools" }, this.one.label, this.other.label), this.table);
     this.element.append(
-      el("h2", { id: "overlay-title" }, "Chosen runs"),
+      el("h2", { id: "overlay-title" }, "Selected runs"),
       el("div", { className: "tools" }, this.measure.label, this.against.label),
       this.chart.element,
       el("div", { className: "scroll" }, el("table", { className: "legend" },
-        el("thead", {}, el("tr", {}, ...["Run", "Method", "Last", "Best", "Round"].map((name, k) => el("th", { scope: "col", className: k > 1 ? "right" : "" }, name)), el("th", { scope: "col" }, el("span", { className: "unseen" }, "Remove")))),
+        el("thead", {}, el("tr", {}, ...["Run", "Method", "Last", "Best", "Round"].map((name, k) => el("th", { scope: "col", className: k > 1 ? "right" : "" }, name)), el("th", { scope: "col" }, el("span", { className: "visually-hidden" }, "Remove")))),
         this.legend)),
       this.difference,
     );
-    for (const { select } of [this.measure, this.against, this.one, this.other]) select.addEventListener("change", () => this.again?.());
+    for (const { select } of [this.measure, this.against, this.one, this.other]) select.addEventListener("change", () => this.redraw?.());
   }
 
-  /** `chosen` is a Map of id to colour; `runs` and `histories` by id; `configs` gives a config or undefined. */
-  show(chosen, runs, histories, configs) {
-    this.again = () => this.show(chosen, runs, histories, configs);
-    this.element.hidden = chosen.size === 0;
-    if (!chosen.size) return;
+  /** `selected` maps ids to colours, `runs` and `histories` are by id, `configs(id)` returns a config or undefined. */
+  show(selected, runs, histories, configs) {
+    this.redraw = () => this.show(selected, runs, histories, configs);
+    this.element.hidden = selected.size === 0;
+    if (!selected.size) return;
     const key = this.measure.select.value;
     const measure = MEASURES[key];
     const against = AGAINST[this.against.select.value];
-    const lines = [...chosen].map(([id, at]) => {
+    const lines = [...selected].map(([id, at]) => {
       const rounds = histories.get(id)?.rounds ?? [];
       const places = against.at(rounds);
       return { name: id, at, rounds, points: rounds.map((round, k) => [places[k], round[key]]) };
     });
     this.chart.set(lines.map(({ name, at, points }) => ({ name, at, points })), against, measure);
     this.showLegend(lines, key, measure, runs);
-    this.showDifference([...chosen.keys()], configs);
+    this.showDifference([...selected.keys()], configs);
   }
 
   showLegend(lines, key, measure, runs) {
-    const better = measure.least ? (a, b) => a < b : (a, b) => a > b;
+    const better = measure.lowerIsBetter ? (a, b) => a < b : (a, b) => a > b;
     const text = key === "loss" ? plain : percent;
     const tops = lines.map(({ rounds }) => best(rounds, key, better));
-    const top = tops.reduce((found, one) => (one && (found === null || better(one.value, found)) ? one.value : found), null);
+    const winner = tops.reduce((best, one) => (one && (best === null || better(one.value, best)) ? one.value : best), null);
     const shown = JSON.stringify([key, lines.map(({ name, at, rounds }) => [name, at, rounds.length, runs.get(name)?.method])]);
     if (shown === this.shown) return;
     this.shown = shown;
     this.legend.replaceChildren(...lines.map(({ name, at, rounds }, k) => {
       const drop = el("button", { type: "button", "aria-label": `Remove ${name}` }, "✕");
-      drop.addEventListener("click", () => this.tell.drop(name));
+      drop.addEventListener("click", () => this.callbacks.drop(name));
       const last = rounds.findLast((round) => round[key] !== null);
-      const wins = tops[k] && tops[k].value === top;
+      const wins = tops[k] && tops[k].value === winner;
       return el("tr", {},
         el("th", { scope: "row" }, el("span", { className: `key s${at % 8}` }, name)),
         el("td", {}, runs.get(name)?.method ?? "–"),
@@ -266,7 +266,7 @@ function picker(name, options) {
   return { select, label: el("label", {}, `${name} `, select) };
 }
 
-/** Other options in a select; what was chosen stays chosen while it is there. */
+/** Replace the options of a select. The current option stays selected if it still exists. */
 function refill(select, ids, otherwise) {
   const now = [...select.options].map((option) => option.value);
   if (JSON.stringify(now) === JSON.stringify(ids)) return;

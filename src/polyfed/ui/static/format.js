@@ -1,23 +1,23 @@
-// How things are said and made: numbers for people, and elements whose text is always text.
+// Helpers: create elements safely, and format numbers for display.
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** An element. Children that are strings become text; nothing here is ever read as markup. */
+/** Create an element. Strings become text nodes and are never parsed as markup. */
 export function el(tag, properties = {}, ...children) {
-  const made = document.createElement(tag);
+  const element = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
-    if (name in made && name !== "list") made[name] = value;
-    else made.setAttribute(name, value);
+    if (name in element && name !== "list") element[name] = value;
+    else element.setAttribute(name, value);
   }
-  made.append(...children.filter((child) => child !== null && child !== undefined));
-  return made;
+  element.append(...children.filter((child) => child !== null && child !== undefined));
+  return element;
 }
 
 export function svg(tag, attributes = {}, ...children) {
-  const made = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  made.append(...children);
-  return made;
+  const element = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
 }
 
 export const percent = (value) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(1)} %`);
@@ -39,7 +39,7 @@ export function duration(seconds) {
   return `${Math.floor(seconds / 3600)} h ${String(Math.floor(seconds / 60) % 60).padStart(2, "0")} min`;
 }
 
-/** How long ago, in one unit: it changes rarely, so the table stays still. */
+/** Format an age in a single unit, so that the table changes rarely. */
 export function age(seconds) {
   const units = [[60, "s", 1], [3600, "min", 60], [86400, "h", 3600], [Infinity, "d", 86400]];
   const [, unit, length] = units.find(([limit]) => seconds < limit);
@@ -49,8 +49,8 @@ export function age(seconds) {
 export function plain(value) {
   if (value === null || value === undefined) return "–";
   if (value === 0) return "0";
-  const least = Math.abs(value) < 0.01 || Math.abs(value) >= 1e5;
-  return least ? value.toExponential(1) : String(Number(value.toPrecision(3)));
+  const exponential = Math.abs(value) < 0.01 || Math.abs(value) >= 1e5;
+  return exponential ? value.toExponential(1) : String(Number(value.toPrecision(3)));
 }
 
 export const STATES = {
@@ -58,8 +58,8 @@ export const STATES = {
 };
 
 export function badge(state, reason) {
-  const made = el("span", { className: `badge ${state in STATES ? state : ""}` });
-  made.append(el("span", { "aria-hidden": "true" }, STATES[state] ?? ""), ` ${state}`);
-  if (reason) made.title = reason;
-  return made;
+  const element = el("span", { className: `badge ${state in STATES ? state : ""}` });
+  element.append(el("span", { "aria-hidden": "true" }, STATES[state] ?? ""), ` ${state}`);
+  if (reason) element.title = reason;
+  return element;
 }

@@ -1,4 +1,4 @@
-"""Runs as their folders tell them: every state, what a resumed run did twice, and folders that something broke."""
+"""Reading run folders: every state, rounds that a resumed run repeated, and damaged folders."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from polyfed.report.run_record import read, read_all
 from polyfed.runs.folder import RunFolder
 
 
-def test_a_finished_run(make_run: MakeRun) -> None:
+def test_finished_run(make_run: MakeRun) -> None:
     record = read(make_run())
     assert (record.name, record.method, record.seed, record.state) == ("run", "fedproto", 0, "finished")
     assert record.rounds == [1, 2, 3] and record.planned_rounds == 3
@@ -37,10 +37,10 @@ def test_states(make_run: MakeRun) -> None:
     assert (stopped.state, stopped.reason) == ("stopped", "after round 3")
     failed = read(make_run("f", finished=False, more=[{"event": "failed", "message": "no\nclient"}]))
     assert (failed.state, failed.reason) == ("failed", "no client")
-    again = read(
+    resumed = read(
         make_run("r", finished=False, more=[{"event": "failed", "message": "x"}, {"event": "resumed", "round": 3}])
     )
-    assert (again.state, again.reason) == ("died", "")
+    assert (resumed.state, resumed.reason) == ("died", "")
     folder = RunFolder(make_run("going", finished=False))
     assert read(folder.path).state == "died"
     holder = subprocess.Popen(
@@ -61,11 +61,11 @@ def test_states(make_run: MakeRun) -> None:
     finally:
         holder.communicate("")
     assert read(folder.path).state == "died"
-    folder.lock()  # looking at it left no lock behind
+    folder.lock()  # reading it left no lock behind
     folder.unlock()
 
 
-def test_what_a_resumed_run_does_again_counts_once(make_run: MakeRun) -> None:
+def test_rounds_repeated_by_a_resumed_run_count_once(make_run: MakeRun) -> None:
     more = [
         {"event": "method", "kind": "inco", "round": 3, "layers": ["a"], "theta": [0.1], "beta": [0.2]},
         {"event": "failure", "round": 3, "client": "0", "kind": "raised", "message": "x"},
@@ -85,21 +85,21 @@ def test_what_a_resumed_run_does_again_counts_once(make_run: MakeRun) -> None:
     assert (fresh.rounds, fresh.uploads, fresh.method_events) == ([], [], {})
 
 
-def test_a_last_line_that_a_kill_cut(make_run: MakeRun) -> None:
+def test_last_line_cut_off_by_a_kill(make_run: MakeRun) -> None:
     folder = make_run(finished=False)
     with (folder / "events.jsonl").open("a") as file:
         file.write('{"event": "round", "round": 4, "accur')
     assert read(folder).rounds == [1, 2, 3]
 
 
-def test_rounds_that_were_not_measured(make_run: MakeRun) -> None:
+def test_rounds_without_evaluation(make_run: MakeRun) -> None:
     bare = {**round_event(4, 0.5, None, 10), "accuracy": {}}
     record = read(make_run(finished=False, more=[bare]))
     assert record.accuracy["personal"] == [0.25, 0.75, 0.5, None]
     assert record.final_accuracy("personal") == 0.5 and record.accuracy_by_client["personal"] == [0.25, 0.5]
 
 
-def test_only_the_summary_was_kept(make_run: MakeRun) -> None:
+def test_run_without_events(make_run: MakeRun) -> None:
     folder = make_run()
     (folder / "events.jsonl").unlink()
     (folder / "clients.json").unlink()
@@ -122,7 +122,7 @@ def test_only_the_summary_was_kept(make_run: MakeRun) -> None:
         ("clients.json", "{"),
     ],
 )
-def test_broken_folders_are_named_and_others_are_read(
+def test_broken_folders_are_reported_and_others_are_read(
     make_run: MakeRun, tmp_path: Path, file: str, content: str
 ) -> None:
     make_run("whole")
@@ -140,6 +140,6 @@ def test_folders_without_runs(tmp_path: Path) -> None:
         read_all([tmp_path / "nowhere"])
 
 
-def test_a_folder_named_twice_is_read_once(make_run: MakeRun, tmp_path: Path) -> None:
+def test_folder_given_twice_is_read_once(make_run: MakeRun, tmp_path: Path) -> None:
     folder = make_run()
     assert len(read_all([tmp_path, folder, folder])[0]) == 1
