@@ -13,8 +13,8 @@ from torch import Tensor
 
 from polyfed.analysis.cka import BLOCK, Signatures, linear_cka, mean_off_diagonal
 from polyfed.analysis.tsne import tsne_embedding
+from polyfed.core.cka_signature import centred_gram, signature
 from polyfed.errors import InputError
-from polyfed.training.cka_kernels import centred_gram, signature
 
 few = settings(max_examples=25, deadline=None)
 seeds, widths, samples = st.integers(0, 999), st.integers(1, 9), st.integers(3, 12)

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from polyfed.core.client import weights_of
 from polyfed.core.filter import Update
+from polyfed.core.histograms import counts, edges_for
 from polyfed.core.method import Outgoing
 from polyfed.core.payload import Value, Weights
 from polyfed.core.server import Server
 from polyfed.models.slicing import Cut, OwnerMean, Rule, coverage, only_rows, prefix, select
-from polyfed.training.histograms import counts, edges_for
 
 
 def initial_weights(server: Server) -> Weights:

@@ -9,11 +9,11 @@ from typing import Literal, get_args
 
 import torch
 
+from polyfed.core.cka_signature import signature
 from polyfed.core.client import Client
 from polyfed.core.payload import Value
 from polyfed.models.stage_outputs import stage_outputs
 from polyfed.training import Samples
-from polyfed.training.cka_kernels import signature
 from polyfed.training.samples import as_floats
 
 ProbeKind = Literal["signatures", "features"]

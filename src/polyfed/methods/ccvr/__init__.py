@@ -1,4 +1,6 @@
-"""CCVR: `method` is the algorithm; the other modules are the parts that only this method uses."""
+"""CCVR: `method` has the algorithm, `class_statistics` describes classes in messages, `gaussians` pools and samples
+them.
+"""
 
 from polyfed.methods.ccvr.method import CCVR
 

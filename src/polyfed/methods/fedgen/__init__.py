@@ -1,4 +1,4 @@
-"""FedGen: `method` is the algorithm; the other modules are the parts that only this method uses."""
+"""FedGen: `method` has the algorithm, `optimizer_state` keeps the Adam state of the generator between rounds."""
 
 from polyfed.methods.fedgen.method import FedGen
 

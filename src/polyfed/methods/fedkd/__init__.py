@@ -1,4 +1,4 @@
-"""FedKD: `method` is the algorithm; the other modules are the parts that only this method uses."""
+"""FedKD: `method` has the algorithm, `low_rank` compresses updates."""
 
 from polyfed.methods.fedkd.method import FedKD
 

@@ -1,4 +1,4 @@
-"""FedType: `method` is the algorithm; the other modules are the parts that only this method uses."""
+"""FedType: `method` has the algorithm, `conformal` builds prediction sets."""
 
 from polyfed.methods.fedtype.method import FedType
 

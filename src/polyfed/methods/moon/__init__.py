@@ -1,4 +1,4 @@
-"""Moon: `method` is the algorithm; the other modules are the parts that only this method uses."""
+"""MOON: `method` has the algorithm, `projection_head` handles projection heads of sub-models."""
 
 from polyfed.methods.moon.method import Moon
 

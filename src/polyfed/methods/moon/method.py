@@ -96,8 +96,8 @@ class Moon(FedAvg):
             f = model.features(x)
             with torch.no_grad():
                 positive, negative = received(x), previous(x)
-            contrast = contrastive_loss(project(f), positive, negative, self.temperature)
-            return F.cross_entropy(model.head(f), y), self.mu * contrast
+            task = F.cross_entropy(model.head(f), y)
+            return task, self.mu * contrastive_loss(project(f), positive, negative, self.temperature)
 
         client.fit(loss, modules=[model, project])
 

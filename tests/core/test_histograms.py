@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyfed.training.histograms import BINS, counts, edges_for
+from polyfed.core.histograms import BINS, counts, edges_for
 
 
 def test_by_hand() -> None:
