@@ -8,6 +8,7 @@ Finished runs are not repeated, so you can stop the script and start it again. I
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 import pages
 
-from polyfed.comparison import Run
+from polyfed.comparison import Run, gather
 
 PRESET = "fedlatent-digits"
 MIB = 1 << 20
@@ -42,13 +43,12 @@ MAIN: dict[str, list[str]] = {
 }
 ABLATION: dict[str, list[str]] = {
     "weight of reconstruction 1": ["method.reconstruction=1.0"],
-    "no reconstruction": ["method.reconstruction=0.0"],
-    "no alignment": ["method.alignment=0.0"],
     "variances without directions": ["method.rank=0"],
     "means without variances": ["method=fedlatent-means-only", VARIANTS],
     "no real images": ["method.real_ratio=0.0"],
     "decoders averaged once": ["method=fedlatent-averaged-once", VARIANTS],
     "no noise": ["method.noise=0.0"],
+    "no interpolation": ["method.interpolation=1.0"],
 }
 INTRODUCTION = """# FedLatent: results and ablation
 
@@ -75,17 +75,23 @@ class Script:
     seeds: str
     jobs: str
     more: Sequence[str]
+    finished: bool  # write the page from finished rows only, and run nothing
 
     def run(self, name: str, overrides: Sequence[str], rounds: int) -> tuple[str, list[Run]]:
         """Run one row of a table; return the command and the finished runs."""
         folder = self.out / f"{rounds}-{name.replace(' ', '-').replace(',', '')}"
         axes = [f"rounds={rounds}", f"evaluate.every={rounds}", "engine.name=serial", *overrides, *self.more]
-        command = pages.sweep(PRESET, axes, seeds=self.seeds, out=folder, jobs=self.jobs)
-        return command, sorted(pages.finished_runs([folder]), key=lambda run: int(run.config["seed"]))
+        ending = ["--seeds", self.seeds, "--out", str(folder), "--jobs", self.jobs]
+        command = shlex.join(["polyfed", "sweep", PRESET, *axes, *ending])
+        if not self.finished:
+            pages.sweep(PRESET, axes, seeds=self.seeds, out=folder, jobs=self.jobs)
+        runs = gather([folder])[0] if self.finished else pages.finished_runs([folder])
+        return command, sorted(runs, key=lambda run: int(run.config["seed"]))
 
     def part(self, title: str, rows: Mapping[str, Sequence[str]], rounds: int, local: Sequence[Run] = ()) -> str:
         """Return a section with one row per setting, compared with local training."""
         done = {name: self.run(name, overrides, rounds) for name, overrides in rows.items()}
+        done = {name: found for name, found in done.items() if len(found[1]) == len(self.seeds.split(","))}
         baseline = local or done["local"][1]
         cells = [row(name, runs, baseline) for name, (_, runs) in done.items()]
         head = ["method", "global, %", "vs. local", "personal, %", "vs. local", "global before fine-tuning, %"]
@@ -137,7 +143,7 @@ def main() -> None:
         "--more", nargs="*", default=[], metavar="KEY=VALUE", help="further overrides, for a trial"
     )
     given = arguments.parse_args()
-    script, (short, long) = Script(given.out, given.seeds, given.jobs, given.more), given.rounds
+    script, (short, long) = Script(given.out, given.seeds, given.jobs, given.more, given.finished), given.rounds
     parts = [script.part(f"{short} rounds", MAIN, short), script.part(f"{long} rounds", MAIN, long)]
     _, local = script.run("local", MAIN["local"], short)
     rows = {"fedlatent": MAIN["fedlatent"], **ABLATION}

@@ -299,6 +299,18 @@ def test_fine_tuning_moves_weights_and_no_running_statistics() -> None:
     assert any("running" in name for name in before)
 
 
+def test_final_weights_lie_between_personal_and_fine_tuned_model() -> None:
+    ended = {}
+    for position in (0.0, 0.25, 1.0):
+        method, at = FedLatent(samples_per_class=20, interpolation=position), client([0] * 8)
+        before = weights_of(at.model)
+        method.fine_tune(at, statistics(method, at))
+        ended[position] = weights_of(at.model)
+    assert equal(ended[0.0], before) and not equal(ended[1.0], before)
+    for name in dict(at.model.named_parameters()):
+        assert torch.allclose(ended[0.25][name], 0.75 * before[name] + 0.25 * ended[1.0][name], atol=1e-6)
+
+
 def test_real_images_in_fine_tuning_keep_the_clients_own_class() -> None:
     found = []
     for ratio in (0.0, 3.0):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polyfed.core.profile import Layout, layout
 from polyfed.models.decoders import latent_map, transposed_decoder
 
 
@@ -25,3 +28,10 @@ class ConditionalDecoder(nn.Module):
         maps = F.one_hot(labels, self.classes).to(latents.dtype).repeat_interleave(self.cells, 1)
         images: Tensor = self.decoder(torch.cat([latents, maps], 1))
         return images
+
+
+@cache
+def decoder_layout(features: int, image: tuple[int, ...], classes: int) -> Layout:
+    """Return names, shapes and types of the decoder's weights."""
+    with torch.device("meta"):
+        return layout(ConditionalDecoder(features, image, classes))

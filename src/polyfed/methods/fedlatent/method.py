@@ -8,12 +8,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Annotated
 
 import torch
 import torch.nn.functional as F
-from annotated_types import Ge
+from annotated_types import Ge, Le
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -23,22 +22,14 @@ from polyfed.core.class_rows import Rows
 from polyfed.core.class_tables import mean_over_clients
 from polyfed.core.client import copy_into, weights_of
 from polyfed.core.options import Degenerate
-from polyfed.core.profile import Layout, Profile, layout
+from polyfed.core.profile import Layout, Profile
 from polyfed.core.schema import FromMethod, TableField, TreeField
 from polyfed.methods.fedlatent.class_gaussians import describe_classes, pool_classes, row_width, sample_class
-from polyfed.methods.fedlatent.decoder import ConditionalDecoder
+from polyfed.methods.fedlatent.decoder import ConditionalDecoder, decoder_layout
 from polyfed.training import fit
 from polyfed.training.samples import as_floats
 
 SHOWN = 8  # synthetic images of every class that are kept for a figure
-
-
-@cache
-def _decoder_layout(features: int, image: tuple[int, ...], classes: int) -> Layout:
-    with torch.device("meta"):
-        return layout(ConditionalDecoder(features, image, classes))
-
-
 DECODER = TreeField(layout=FromMethod("decoder_layout"))
 # The model is in evaluation mode when features are described, so a sample enters the row of its class alone.
 MEANS = TableField("features", counts=True, by_sample=True)
@@ -55,7 +46,8 @@ class FedLatent(Method):
     and the distance of the features to the class mean over all clients. The client sends its class means and its
     decoder, and the server averages them. After the last round clients send a Gaussian of their features per class.
     Every client then decodes samples from the pooled Gaussians of all classes into labelled synthetic images, and
-    fine-tunes its model on synthetic and on its own real images.
+    fine-tunes its model on synthetic and on its own real images. Its final weights lie between the personal and the
+    fine-tuned ones (as in WiSE-FT: Wortsman et al., CVPR 2022), which preserves accuracy on its own data.
 
     A client reveals which classes it holds, how many samples of each, the class statistics of its features, and a
     decoder trained on its images. It sends neither model weights nor the embedding of a single sample: classes below
@@ -73,7 +65,8 @@ class FedLatent(Method):
     rank: Annotated[int, Ge(0)] = 8  # principal directions of features sent per class; 0 sends variances only
     samples_per_class: Annotated[int, Ge(0), Degenerate(0)] = 1000  # synthetic images per class, each used once
     real_ratio: Annotated[float, Ge(0)] = 1.0  # real images per synthetic image in fine-tuning
-    finetune_lr: float = 0.001  # learning rate of fine-tuning (Adam)
+    finetune_lr: float = 0.003  # learning rate of fine-tuning (Adam)
+    interpolation: Annotated[float, Ge(0), Le(1)] = 0.9  # final weights between personal (0) and fine-tuned model (1)
     decoder_lr: float = 0.003  # learning rate of the decoder (Adam)
     min_class_count: int = 5  # classes with fewer samples are left out of what a client sends
     keep_untuned: bool = True  # keep and evaluate the personal model from before fine-tuning as well
@@ -90,7 +83,7 @@ class FedLatent(Method):
         return row_width(profile.features, self.rank)
 
     def decoder_layout(self, profile: Profile) -> Layout:
-        return _decoder_layout(profile.features, profile.image, profile.classes)
+        return decoder_layout(profile.features, profile.image, profile.classes)
 
     def init(self, server: Server) -> None:
         server.state["means"] = ClassTable.empty(server.features).without_counts()
@@ -98,7 +91,8 @@ class FedLatent(Method):
 
     def round(self, server: Server, cohort: Cohort) -> None:
         tables, decoders = [], WeightedMean()
-        for _, reply in cohort.stream(self.train, shared=server.state):
+        shared = {name: server.state[name] for name in ("means", "decoder")}
+        for _, reply in cohort.stream(self.train, shared=shared):
             tables.append(reply.table("means"))
             decoders.add(reply.weights("decoder"), 1.0)
         means = mean_over_clients(tables, width=server.features, by_count=True)
@@ -117,8 +111,7 @@ class FedLatent(Method):
             decoded = decoder(z + self.noise * torch.randn(z.shape, generator=stream), y)
             error = F.mse_loss(decoded, x)
             distance = ((z - means[y]).square().sum(1) * known[y]).mean() / (2 * x[0].numel())
-            task = F.cross_entropy(client.model.head(z), y)
-            return task, self.reconstruction * error, self.alignment * distance
+            return F.cross_entropy(client.model.head(z), y), self.reconstruction * error, self.alignment * distance
 
         def step_decoder() -> None:
             optimizer.step()
@@ -126,9 +119,9 @@ class FedLatent(Method):
 
         client.fit(loss, adjust=step_decoder)
         client.state["trained"] = True
-        width, least = client.profile.features, self.min_class_count
-        means_here = client.class_means(client.model.features, width, min_count=least)
-        return {"means": means_here, "decoder": weights_of(decoder)}
+        width, count = client.profile.features, self.min_class_count
+        table = client.class_means(client.model.features, width, min_count=count)
+        return {"means": table, "decoder": weights_of(decoder)}
 
     def finish(self, server: Server, everyone: Cohort) -> None:
         tables = [reply.table("statistics") for reply in everyone.call(self.describe).values()]
@@ -151,8 +144,9 @@ class FedLatent(Method):
     @step(down={"statistics": TableField(FromMethod("row_width")), "decoder": DECODER})
     def fine_tune(self, client: Client, msg: Payload) -> None:
         """Train the whole model on synthetic images of all described classes and on real images."""
+        untuned = weights_of(client.model)
         if self.keep_untuned:
-            client.state["untuned"] = weights_of(client.model)
+            client.state["untuned"] = untuned
         decoder = self.load_decoder(client.seed, client.profile, msg)
         stream, real = client.stream("fine-tune"), client.train
         latents, labels = self.sample(msg, self.samples_per_class, stream)
@@ -170,6 +164,9 @@ class FedLatent(Method):
             part.training = not isinstance(part, nn.modules.batchnorm._BatchNorm)
         settings = dataclasses.replace(client.settings, epochs=1, steps=None, optimizer="adam", lr=self.finetune_lr)
         fit([], loss, Rows(latents, labels), settings, stream, parameters=client.model.parameters())
+        with torch.no_grad():
+            for name, weight in client.model.named_parameters():  # untuned + interpolation * (tuned - untuned)
+                weight.lerp_(untuned[name], 1 - self.interpolation)
 
     def sample(self, msg: Payload, count: int, stream: torch.Generator) -> tuple[Tensor, Tensor]:
         """Draw `count` latents of every described class, with their labels."""
