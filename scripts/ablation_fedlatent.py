@@ -16,7 +16,7 @@ from typing import Any
 
 import pages
 
-from polyfed.comparison import Run, gather
+from polyfed.comparison import Run, load_runs
 
 PRESET = "fedlatent-digits"
 MIB = 1 << 20
@@ -85,7 +85,7 @@ class Script:
         command = shlex.join(["polyfed", "sweep", PRESET, *axes, *ending])
         if not self.finished:
             pages.sweep(PRESET, axes, seeds=self.seeds, out=folder, jobs=self.jobs)
-        runs = gather([folder])[0] if self.finished else pages.finished_runs([folder])
+        runs = load_runs([folder])[0] if self.finished else pages.finished_runs([folder])
         return command, sorted(runs, key=lambda run: int(run.config["seed"]))
 
     def part(self, title: str, rows: Mapping[str, Sequence[str]], rounds: int, local: Sequence[Run] = ()) -> str:
