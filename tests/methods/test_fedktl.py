@@ -26,7 +26,6 @@ from polyfed.models.generators import RandomConvGenerator
 from polyfed.testing.engine_wrappers import FaultyEngine, RecordingEngine
 from polyfed.testing.rounds import InMemoryClients, run_rounds
 from polyfed.testing.toy_federation import ToyFederation
-from polyfed.training.cycle import cycled
 
 FAST = {"server_epochs": 3}
 
@@ -84,17 +83,6 @@ def test_mmd_is_0_for_equal_samples_and_positive_for_shifted_ones(rows: int, wid
     assert float(mmd(x, x)) == 0
     assert float(mmd(x, x.flip(0))) == pytest.approx(0, abs=1e-5)
     assert float(mmd(x, x + shift)) > 1e-3
-
-
-def test_cycling_goes_round_all_in_new_orders() -> None:
-    pairs = cycled(torch.arange(5), torch.arange(5) * 10, 2, stream())
-    rounds = [[next(pairs) for _ in range(3)] for _ in range(2)]
-    for one in rounds:
-        assert sorted(torch.cat([x for x, _ in one]).tolist()) == [0, 1, 2, 3, 4]
-        assert all(torch.equal(y, x * 10) for x, y in one)
-    assert [x.tolist() for x, _ in rounds[0]] != [x.tolist() for x, _ in rounds[1]]
-    with pytest.raises(ValueError, match="nothing"):
-        next(cycled(torch.zeros(0), torch.zeros(0), 2, stream()))
 
 
 # training at a client
