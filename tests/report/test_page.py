@@ -34,13 +34,13 @@ def page_of(out: Path) -> tuple[str, ElementTree.Element]:
 
 
 def texts(tree: ElementTree.Element, tag: str) -> list[str]:
-    return [" ".join("".join(found.itertext()).split()) for found in tree.iter(tag)]
+    return [" ".join("".join(element.itertext()).split()) for element in tree.iter(tag)]
 
 
 def figures(tree: ElementTree.Element) -> list[str]:
     """Return the titles of figures. Fail if one has no drawing, caption or data."""
     svg = "{http://www.w3.org/2000/svg}"
-    found = []
+    titles = []
     for figure in tree.iter("figure"):
         drawing = figure.find(f".//{svg}svg")
         assert drawing is not None and drawing.get("role") == "img" and drawing.get("viewBox")
@@ -49,8 +49,8 @@ def figures(tree: ElementTree.Element) -> list[str]:
         caption = figure.find("figcaption/p")
         assert caption is not None and caption.text and caption.text in (title.text or "")
         assert figure.find("figcaption/details") is not None
-        found += texts(figure, "h3")
-    return found
+        titles += texts(figure, "h3")
+    return titles
 
 
 def check_self_contained(text: str, tree: ElementTree.Element) -> None:
@@ -142,6 +142,15 @@ def test_protected_fields(make_run: MakeRun) -> None:
     uploads = next(section for section in sections if section.title == "Uploads")
     assert uploads.tables[0].rows[0][3].text == "clipped to norm 1.0 and noise for epsilon 2.0, delta 1e-05"
     assert not any("sees the exact values" in sentence for sentence in uploads.text)
+
+
+def test_settings_that_only_some_runs_have(make_run: MakeRun, tmp_path: Path, out: Path) -> None:
+    make_run("without", config={"privacy": None})
+    make_run("with", config={"privacy": {"prototypes": {"clip": 1.0, "epsilon": None}}})
+    assert main(["report", str(tmp_path / "runs"), "-o", str(out)]) == 0
+    _, tree = page_of(out)
+    headings = texts(next(iter(tree.iter("table"))), "th")
+    assert "privacy.prototypes.clip" in headings and "privacy.prototypes.epsilon" not in headings
 
 
 def test_runs_in_every_state(

@@ -93,8 +93,8 @@ def test_last_line_cut_off_by_a_kill(make_run: MakeRun) -> None:
 
 
 def test_rounds_without_evaluation(make_run: MakeRun) -> None:
-    bare = {**round_event(4, 0.5, None, 10), "accuracy": {}}
-    record = read(make_run(finished=False, more=[bare]))
+    unevaluated = {**round_event(4, 0.5, None, 10), "accuracy": {}}
+    record = read(make_run(finished=False, more=[unevaluated]))
     assert record.accuracy["personal"] == [0.25, 0.75, 0.5, None]
     assert record.final_accuracy("personal") == 0.5 and record.accuracy_by_client["personal"] == [0.25, 0.5]
 
@@ -125,11 +125,11 @@ def test_run_without_events(make_run: MakeRun) -> None:
 def test_broken_folders_are_reported_and_others_are_read(
     make_run: MakeRun, tmp_path: Path, file: str, content: str
 ) -> None:
-    make_run("whole")
+    make_run("valid")
     folder = make_run("broken")
     (folder / file).write_text(content)
     records, broken = read_all([tmp_path])
-    assert [record.name for record in records] == ["whole"]
+    assert [record.name for record in records] == ["valid"]
     assert list(broken) == [folder] and str(folder) in broken[folder]
 
 

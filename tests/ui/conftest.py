@@ -96,6 +96,6 @@ def browser(window: Browser) -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="session")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def screenshots(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder for screenshots, below `--basetemp`."""
-    return tmp_path_factory.mktemp("pictures")
+    return tmp_path_factory.mktemp("screenshots")

@@ -18,13 +18,13 @@ from polyfed.runs.folder import RunFolder
 LINE = "document.querySelector('#detail svg.chart path.line')?.getAttribute('d').split('L').length"
 
 
-def test_rounds_appear_live_and_the_run_can_be_stopped(browser: Browser, tmp_path: Path, pictures: Path) -> None:
+def test_rounds_appear_live_and_the_run_can_be_stopped(browser: Browser, tmp_path: Path, screenshots: Path) -> None:
     with serving(tmp_path) as page:
-        watch_and_stop(browser, page.address, tmp_path / "live", pictures)
+        watch_and_stop(browser, page.address, tmp_path / "live", screenshots)
         browser.goto("about:blank#")
 
 
-def watch_and_stop(browser: Browser, address: str, folder: Path, pictures: Path) -> None:
+def watch_and_stop(browser: Browser, address: str, folder: Path, screenshots: Path) -> None:
     options = ["rounds=100000", "clients=3", "data.limit=150", "engine.name=serial", "method=local", "--quiet"]
     command = [sys.executable, "-m", "polyfed", "run", "quickstart", *options, "--out", str(folder)]
     browser.goto(address)
@@ -39,7 +39,7 @@ def watch_and_stop(browser: Browser, address: str, folder: Path, pictures: Path)
             browser.wait("document.querySelector('#detail .facts').innerText.includes('left')")
             browser.click(".stop button")
             browser.wait("document.activeElement.textContent === 'Yes, stop'")
-            browser.screenshot(pictures / "live.png")
+            browser.screenshot(screenshots / "live.png")
             browser.press("Enter")
             browser.wait("document.querySelector('.stop').innerText.includes('Stop requested')")
             assert process.wait(timeout=60) == 130

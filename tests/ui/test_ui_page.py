@@ -23,20 +23,20 @@ def opened(browser: Browser, address: str) -> None:
     browser.wait(f"{ROWS}.length === {len(ALL)} && !document.querySelector('#runs .reading')")
 
 
-def test_list_shows_every_run_with_its_state(browser: Browser, address: str, pictures: Path) -> None:
+def test_list_shows_every_run_with_its_state(browser: Browser, address: str, screenshots: Path) -> None:
     opened(browser, address)
     assert set(browser.js(NAMES)) == ALL
     pear = browser.text(row("pear"))
     assert "finished" in pear and "fedproto" in pear and "digits" in pear and "4/4" in pear and "%" in pear
     browser.size(1600, 900)
     assert "KiB" in browser.text(f"{row('pear')} td.up")
-    browser.screenshot(pictures / "list-1600.png")
+    browser.screenshot(screenshots / "list-1600.png")
     browser.dark(True)
-    browser.screenshot(pictures / "list-1600-dark.png")
+    browser.screenshot(screenshots / "list-1600-dark.png")
     browser.dark(False)
     browser.size(400, 800)
     assert browser.js("document.documentElement.scrollWidth") <= 400
-    browser.screenshot(pictures / "list-400.png")
+    browser.screenshot(screenshots / "list-400.png")
 
 
 def test_broken_runs_show_a_reason(browser: Browser, address: str) -> None:
@@ -76,7 +76,7 @@ def test_filtering_and_sorting(browser: Browser, address: str) -> None:
     assert len(known) >= 3 and known == sorted(known, reverse=True) and values[: len(known)] == known
 
 
-def test_comparison_of_selected_runs(browser: Browser, address: str, pictures: Path) -> None:
+def test_comparison_of_selected_runs(browser: Browser, address: str, screenshots: Path) -> None:
     opened(browser, address)
     for name in ("apple", "plum", "pear"):
         browser.click(f"{row(name)} input")
@@ -92,14 +92,14 @@ def test_comparison_of_selected_runs(browser: Browser, address: str, pictures: P
     assert not any(line[0].startswith("method") for line in table)
     assert "apple" in browser.js("document.querySelector('#overlay svg').getAttribute('aria-label')")
     browser.size(1600, 1000)
-    browser.screenshot(pictures / "overlay-1600.png")
+    browser.screenshot(screenshots / "overlay-1600.png")
     browser.goto(browser.js("location.href"))  # the selection is part of the URL
     browser.wait(f"{lines}.length === 3")
     browser.click("#clear")
     browser.wait("document.querySelector('#overlay').hidden")
 
 
-def test_details_of_a_run(browser: Browser, address: str, pictures: Path) -> None:
+def test_details_of_a_run(browser: Browser, address: str, screenshots: Path) -> None:
     opened(browser, address)
     browser.size(1600, 1300)
     browser.click(f"{row('pear')} a")
@@ -111,18 +111,18 @@ def test_details_of_a_run(browser: Browser, address: str, pictures: Path) -> Non
     browser.click("#detail details:last-of-type summary")
     browser.wait("document.querySelector('#detail .config').innerText.includes('partition.scheme')")
     browser.js("document.querySelector('#detail .heading').scrollIntoView()")
-    browser.screenshot(pictures / "detail-1600.png")
+    browser.screenshot(screenshots / "detail-1600.png")
     browser.dark(True)
-    browser.screenshot(pictures / "detail-1600-dark.png")
+    browser.screenshot(screenshots / "detail-1600-dark.png")
     browser.dark(False)
     browser.size(400, 1600)
     browser.wait("document.querySelector('#detail svg.chart').getBoundingClientRect().width <= 400")
     assert browser.js("document.documentElement.scrollWidth") <= 400
     browser.js("document.querySelector('#detail .heading').scrollIntoView()")
-    browser.screenshot(pictures / "detail-400.png")
+    browser.screenshot(screenshots / "detail-400.png")
 
 
-def test_keyboard_navigation(browser: Browser, address: str, pictures: Path) -> None:
+def test_keyboard_navigation(browser: Browser, address: str, screenshots: Path) -> None:
     opened(browser, address)
     focus = "document.activeElement"
     browser.click("th[data-key=id] button")
@@ -151,7 +151,7 @@ def test_keyboard_navigation(browser: Browser, address: str, pictures: Path) -> 
     browser.press("ArrowRight")
     browser.press("ArrowRight")
     assert "round 2" in browser.text("#detail .readout") and "personal" in browser.text("#detail .readout")
-    browser.screenshot(pictures / "keys.png")
+    browser.screenshot(screenshots / "keys.png")
     browser.press("Escape")
     browser.wait("document.querySelector('#detail').hidden")
     assert browser.js(f"{focus}.textContent") == "pear"
@@ -159,7 +159,7 @@ def test_keyboard_navigation(browser: Browser, address: str, pictures: Path) -> 
     assert browser.js(f"{focus}.textContent") == "apple"
 
 
-def test_markup_in_names_is_escaped(browser: Browser, address: str, pictures: Path) -> None:
+def test_markup_in_names_is_escaped(browser: Browser, address: str, screenshots: Path) -> None:
     opened(browser, address)
     cell = browser.js(f"{ROWS}.find((row) => row.innerText.includes('onerror')).innerText")
     assert cell.count(EVIL) == 2 and "failed" in cell  # its name and its method
@@ -175,19 +175,19 @@ def test_markup_in_names_is_escaped(browser: Browser, address: str, pictures: Pa
     browser.wait("document.querySelector('#detail .config') !== null")
     assert browser.js("document.querySelectorAll('img').length") == 0
     assert browser.js("window.hacked ?? 0") == 0
-    browser.screenshot(pictures / "markup.png")
+    browser.screenshot(screenshots / "markup.png")
 
 
-def test_empty_folder(browser: Browser, tmp_path: Path, pictures: Path) -> None:
+def test_empty_folder(browser: Browser, tmp_path: Path, screenshots: Path) -> None:
     with serving(tmp_path) as page:
         browser.goto(page.address)
         browser.wait("!document.querySelector('#empty').hidden")
         assert "There are no runs yet" in browser.text("#empty") and browser.text("#count") == "0 runs"
-        browser.screenshot(pictures / "empty.png")
+        browser.screenshot(screenshots / "empty.png")
         browser.goto("about:blank#")
 
 
-def test_many_rows(browser: Browser, tmp_path: Path, pictures: Path) -> None:
+def test_many_rows(browser: Browser, tmp_path: Path, screenshots: Path) -> None:
     from polyfed.benchmarks.ui import fill
 
     fill(tmp_path, runs=400, rounds=2, clients=1)

@@ -159,13 +159,13 @@ def test_incremental_reading_equals_reading_at_once(
 ) -> None:
     data = b"".join(json.dumps(event).encode() + b"\n" for event in events)
     folder = tmp_path_factory.mktemp("parts")
-    whole, parts = folder / "whole", folder / "parts"
-    whole.write_bytes(data)
-    at_once, followed = History(whole), History(parts)
+    complete, growing = folder / "complete", folder / "growing"
+    complete.write_bytes(data)
+    at_once, followed = History(complete), History(growing)
     at_once.update()
     known: dict[str, Any] = {"generation": 0, "rounds": []}
     for end in [*sorted(cuts), len(data)]:
-        parts.write_bytes(data[:end])
+        growing.write_bytes(data[:end])
         followed.update()
         news = followed.since(known["generation"], len(known["rounds"]))
         # as the page merges a response

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from polyfed.comparison import formats
 from polyfed.comparison.runs import Run, Source, load_runs
 from polyfed.errors import InputError, nearest
-from polyfed.runs.config_text import flatten, format_value
+from polyfed.runs.config_text import UNSET, flatten, format_value
 from polyfed.runs.records import Result
 
 MIB = 1 << 20
@@ -268,7 +268,9 @@ def _few_seeds_notes(rows: Sequence[Row], baseline: str | None) -> list[str]:
 def _mixed_note(group: tuple[str, ...], members: Sequence[Run]) -> str | None:
     """Return a warning if a group averages runs that differ in more than their seed."""
     settings = [run.settings() for run in members if run.config]
-    keys = sorted({key for one in settings for key in one if any(other.get(key) != one[key] for other in settings)})
+    keys = sorted(
+        {key for one in settings for key in one if any(other.get(key, UNSET) != one[key] for other in settings)}
+    )
     label = ", ".join(group)
     if keys:
         shown_keys = ", ".join(keys[:3]) + (" ..." if len(keys) > 3 else "")

@@ -9,6 +9,7 @@ from polyfed.comparison.table import sort_key
 from polyfed.errors import InputError, nearest
 from polyfed.report.figure_spec import Group, style_for
 from polyfed.report.run_record import RunRecord
+from polyfed.runs.config_text import UNSET
 
 Series = Sequence[float | None]
 
@@ -21,7 +22,7 @@ def varying_settings(records: Sequence[RunRecord]) -> tuple[str, ...]:
         by_method.setdefault(record.method, []).append(record.as_run().settings())
     for settings in by_method.values():
         for key in dict.fromkeys(key for one in settings for key in one):
-            if any(one.get(key) != settings[0].get(key) for one in settings):
+            if any(one.get(key, UNSET) != settings[0].get(key, UNSET) for one in settings):
                 varying[key] = None
     return tuple(varying)
 
@@ -30,7 +31,7 @@ def group_runs(records: Sequence[RunRecord], by: Sequence[str] = ()) -> list[Gro
     """Group runs by method and by the keys `by`; without keys, by the settings in which runs of a method differ."""
     known = {key for record in records for key in record.as_run().settings()}
     for key in by:
-        if key not in known and all(record.setting(key) == "-" for record in records):
+        if key not in known and all(record.setting(key) == UNSET for record in records):
             raise InputError(f"no run has a setting called '{key}'; {nearest(key, known)}")
     keys = tuple(by) or varying_settings(records)
     members: dict[tuple[str, ...], list[RunRecord]] = {}

@@ -16,6 +16,9 @@ else:
     _Base = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
+UNSET = "-"  # how tables show None; a key that is missing counts as None
+
+
 class _Loader(_Base):
     """A safe YAML loader that reads 1e-3 as a number and raises an error for a duplicate key."""
 
@@ -55,5 +58,5 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, An
 def format_value(value: Any) -> str:
     """Format a config value for tables."""
     if value is None:
-        return "-"
+        return UNSET
     return value if isinstance(value, str) else json.dumps(value)
