@@ -1,4 +1,4 @@
-"""InCo's rules on two updates: what the theorem, the algorithm box and the released code promise, and do not."""
+"""The rules of InCo on two updates: properties of the theorem, of the algorithm box and of the released code."""
 
 from __future__ import annotations
 
@@ -20,16 +20,19 @@ SHAPES = st.sampled_from([(7,), (3, 5), (2, 3, 3, 3), (4, 2, 1, 1)])
 few = settings(max_examples=15, deadline=None)
 
 
-def drawn(seed: int, shape: tuple[int, ...], scale: float = 1.0) -> Tensor:
+def random_update(seed: int, shape: tuple[int, ...], scale: float = 1.0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * scale
 
 
 @st.composite
 def updates(draw: Callable[[Any], Any], shapes: Any = SHAPES) -> tuple[Tensor, Tensor]:
-    """A deep and a shallow update of one shape, of different lengths, pointing anywhere."""
+    """Draw a deep and a shallow update of one shape, with different norms and directions."""
     shape = draw(shapes)
     scales = st.sampled_from([1e-4, 0.01, 1.0, 30.0])
-    one, other = drawn(draw(st.integers(0, 999)), shape, draw(scales)), drawn(draw(st.integers(0, 999)), shape)
+    one, other = (
+        random_update(draw(st.integers(0, 999)), shape, draw(scales)),
+        random_update(draw(st.integers(0, 999)), shape),
+    )
     towards = draw(st.sampled_from([-1.0, 0.0, 1.0]))  # also nearly parallel and nearly opposed
     return one, (other + 3 * towards * one / one.norm()) * draw(scales)
 
@@ -43,12 +46,12 @@ def inner(a: Tensor, b: Tensor) -> float:
 
 
 def lengths(g_k: Tensor, g_0: Tensor) -> tuple[float, float, float, float]:
-    """n0, nk, the cosine between the two, and the mean length s."""
+    """Return n0, nk, the cosine between the two, and the mean norm s."""
     n_0, n_k = float(g_0.norm()), float(g_k.norm())
     return n_0, n_k, inner(g_0, g_k) / (n_0 * n_k), (n_0 + n_k) / 2
 
 
-# the formulas of the table, written out once more, plainly
+# the formulas of the table, written out once more
 
 
 def by_the_table(g_k: Tensor, g_0: Tensor, rule: str, normalise: bool) -> Tensor:
@@ -78,8 +81,8 @@ def by_the_table(g_k: Tensor, g_0: Tensor, rule: str, normalise: bool) -> Tensor
 @few
 def test_every_rule_is_its_row_of_the_table(rule: str, normalise: bool, pair: tuple[Tensor, Tensor]) -> None:
     expected = by_the_table(*pair, rule, normalise)
-    found = mixed(*pair, rule, normalise=normalise)
-    assert torch.allclose(found, expected, rtol=1e-9, atol=1e-12 * lengths(*pair)[3])
+    result = mixed(*pair, rule, normalise=normalise)
+    assert torch.allclose(result, expected, rtol=1e-9, atol=1e-12 * lengths(*pair)[3])
 
 
 def test_the_rules_by_hand() -> None:
@@ -100,40 +103,40 @@ def test_the_rules_by_hand() -> None:
     free = mixed(g_k, g_0, "abs_ref", normalise=True, max_entry=100.0)
     assert torch.allclose(free, torch.tensor([3.15, 2.8]).double())
     assert torch.equal(mixed(g_k, g_0, "abs_ref", normalise=True), torch.full((2,), 0.1, dtype=torch.float64))
-    # where both point the same way, the three sources part: kept, taken out, added to
+    # where both point in the same direction, the three sources differ: keep, remove, add
     g_k = torch.tensor([3.0, 4.0]).double()
     for rule, values in {"theorem": [3.0, 4.0], "algorithm1": [0.0, 4.0], "abs": [6.0, 4.0]}.items():
         assert torch.allclose(mixed(g_k, g_0, rule, normalise=False), torch.tensor(values).double())
 
 
-# the theorem (properties 1 to 3)
+# the theorem
 
 
 @given(updates())
 @few
-def test_theorem_never_goes_against_the_shallow_update_and_leaves_others_alone(pair: tuple[Tensor, Tensor]) -> None:
+def test_theorem_removes_conflicts_and_changes_nothing_else(pair: tuple[Tensor, Tensor]) -> None:
     g_k, g_0 = pair
     n_0, n_k, c, _ = lengths(g_k, g_0)
-    found = mixed(g_k, g_0, "theorem", normalise=False)
-    assert inner(found, g_0) >= -1e-6 * n_0 * n_k
+    result = mixed(g_k, g_0, "theorem", normalise=False)
+    assert inner(result, g_0) >= -1e-6 * n_0 * n_k
     if c < 0:
-        assert abs(inner(found, g_0)) <= 1e-9 * n_0 * n_k
+        assert abs(inner(result, g_0)) <= 1e-9 * n_0 * n_k
     else:
-        assert torch.equal(found, g_k)
+        assert torch.equal(result, g_k)
 
 
 @given(updates(), st.integers(0, 999))
 @few
-def test_theorem_is_the_nearest_that_is_allowed(pair: tuple[Tensor, Tensor], seed: int) -> None:
+def test_theorem_gives_the_nearest_allowed_update(pair: tuple[Tensor, Tensor], seed: int) -> None:
     g_k, g_0 = pair
-    found = mixed(g_k, g_0, "theorem", normalise=False)
-    distance = float((found - g_k).norm())
+    result = mixed(g_k, g_0, "theorem", normalise=False)
+    distance = float((result - g_k).norm())
     for number in range(20):
-        other = found + drawn(seed + number, tuple(g_k.shape), float(g_k.norm()) / 3)
+        other = result + random_update(seed + number, tuple(g_k.shape), float(g_k.norm()) / 3)
         if inner(other, g_0) >= 0:
             assert float((other - g_k).norm()) >= distance * (1 - 1e-9)
-    again = mixed(found, g_0, "theorem", normalise=False)
-    assert torch.allclose(again, found, rtol=0, atol=1e-12 * float(g_k.norm()))  # idempotent
+    again = mixed(result, g_0, "theorem", normalise=False)
+    assert torch.allclose(again, result, rtol=0, atol=1e-12 * float(g_k.norm()))  # idempotent
 
 
 @pytest.mark.parametrize("rule", ["abs", "theorem", "algorithm1"])
@@ -152,22 +155,22 @@ def test_the_length_of_the_shallow_update_does_not_matter_without_normalisation(
 @given(pair=updates(st.just((6,))), seed=st.integers(0, 99))
 @few
 def test_rotating_both_rotates_the_result(rule: str, normalise: bool, pair: tuple[Tensor, Tensor], seed: int) -> None:
-    turn = torch.linalg.qr(drawn(seed, (6, 6))).Q
+    turn = torch.linalg.qr(random_update(seed, (6, 6))).Q
     then = turn @ mixed(*pair, rule, normalise=normalise)
     first = mixed(turn @ pair[0], turn @ pair[1], rule, normalise=normalise)
     assert torch.allclose(first, then, rtol=0, atol=1e-9 * lengths(*pair)[3])
 
 
-# what the others do (properties 4 to 6)
+# the other rules
 
 
 @pytest.mark.parametrize("normalise", [True, False])
 @given(pair=updates())
 @few
-def test_algorithm_1_takes_the_shallow_direction_out(normalise: bool, pair: tuple[Tensor, Tensor]) -> None:
+def test_algorithm_1_removes_the_shallow_direction(normalise: bool, pair: tuple[Tensor, Tensor]) -> None:
     n_0, _, _, s = lengths(*pair)
-    found = mixed(*pair, "algorithm1", normalise=normalise)
-    assert abs(inner(found, pair[1])) <= 1e-9 * n_0 * max(s, float(pair[0].norm()))
+    result = mixed(*pair, "algorithm1", normalise=normalise)
+    assert abs(inner(result, pair[1])) <= 1e-9 * n_0 * max(s, float(pair[0].norm()))
 
 
 @given(updates())
@@ -183,7 +186,7 @@ def test_the_absolute_rule_and_the_released_code_along_the_shallow_direction(pai
         assert math.isclose(inner(free, h_0), s * abs(c) * (n_k / n_0 - 1), rel_tol=1e-7, abs_tol=1e-9 * s)
 
 
-def test_the_released_code_can_break_the_constraint_that_the_theorem_keeps() -> None:
+def test_the_released_code_can_violate_the_constraint_of_the_theorem() -> None:
     # beta < 0 and nk < n0: raw theta is too small for normalised updates
     g_0, g_k = torch.tensor([4.0, 0.0]).double(), torch.tensor([-1.0, 1.0]).double()
     assert inner(mixed(g_k, g_0, "abs_ref", normalise=True, max_entry=1e9), g_0) < -0.1
@@ -200,29 +203,29 @@ def test_lengths_are_bounded(pair: tuple[Tensor, Tensor]) -> None:
 
 
 def test_lengths_of_parallel_updates_reach_the_bounds() -> None:
-    g_0 = drawn(1, (3, 4))
+    g_0 = random_update(1, (3, 4))
     for rule, times in {"theorem": 1, "sum": 2}.items():
-        found = mixed(3 * g_0, g_0, rule, normalise=True)
-        assert float(found.norm()) == pytest.approx(times * 2 * float(g_0.norm()))
+        result = mixed(3 * g_0, g_0, rule, normalise=True)
+        assert float(result.norm()) == pytest.approx(times * 2 * float(g_0.norm()))
 
 
-# off, granularity, forms (properties 7 to 9)
+# off, granularity, matrix form
 
 
 @pytest.mark.parametrize("normalise", [True, False])
 @pytest.mark.parametrize("granularity", ["kernel", "tensor"])
 @given(pair=updates())
 @few
-def test_off_gives_the_update_back(normalise: bool, granularity: str, pair: tuple[Tensor, Tensor]) -> None:
-    found = mixed(*pair, "off", normalise=normalise, granularity=granularity)
-    assert torch.equal(found, pair[0])
+def test_off_returns_the_update(normalise: bool, granularity: str, pair: tuple[Tensor, Tensor]) -> None:
+    result = mixed(*pair, "off", normalise=normalise, granularity=granularity)
+    assert torch.equal(result, pair[0])
 
 
 @pytest.mark.parametrize("normalise", [True, False])
 @pytest.mark.parametrize("rule", RULES)
 @given(pair=updates(st.just((3, 2, 3, 3))))
 @few
-def test_kernels_are_mixed_each_for_itself(rule: str, normalise: bool, pair: tuple[Tensor, Tensor]) -> None:
+def test_kernels_are_mixed_independently(rule: str, normalise: bool, pair: tuple[Tensor, Tensor]) -> None:
     # one kernel is a tensor of its own, of any size
     whole = mixed(*pair, rule, normalise=normalise, granularity="kernel")
     for out in range(3):
@@ -233,8 +236,8 @@ def test_kernels_are_mixed_each_for_itself(rule: str, normalise: bool, pair: tup
             assert torch.equal(alone, mixed(g_k, g_0, rule, normalise=normalise, granularity="kernel"))
 
 
-def test_granularity_follows_the_rule_unless_told() -> None:
-    pair = drawn(1, (2, 2, 3, 3)), drawn(2, (2, 2, 3, 3))
+def test_auto_granularity_follows_the_rule() -> None:
+    pair = random_update(1, (2, 2, 3, 3)), random_update(2, (2, 2, 3, 3))
     for rule in RULES:
         chosen = InCo(rule=rule, granularity="kernel" if rule == "abs_ref" else "tensor")  # type: ignore[arg-type]
         assert torch.equal(InCo(rule=rule).mix(*pair)[0], chosen.mix(*pair)[0])  # type: ignore[arg-type]
@@ -250,14 +253,14 @@ def test_matrix_form_is_vector_form(rule: str, pair: tuple[Tensor, Tensor]) -> N
     assert torch.equal(mixed(*pair, rule, normalise=True).flatten(), flat)
 
 
-# nothing to mix (section 5, property 14)
+# updates of length zero
 
 
 @pytest.mark.parametrize("granularity", ["kernel", "tensor"])
 @pytest.mark.parametrize("normalise", [True, False])
 @pytest.mark.parametrize("rule", RULES)
 def test_updates_of_length_zero(rule: str, normalise: bool, granularity: str) -> None:
-    some, zero = drawn(3, (2, 2, 3, 3), 0.01), torch.zeros(2, 2, 3, 3, dtype=torch.float64)
+    some, zero = random_update(3, (2, 2, 3, 3), 0.01), torch.zeros(2, 2, 3, 3, dtype=torch.float64)
     fields: dict[str, Any] = {"normalise": normalise, "granularity": granularity}
     assert torch.equal(mixed(some, zero, rule, **fields), some)  # the anchor carries nothing
     assert torch.equal(mixed(zero, some, rule, **fields), zero)
@@ -265,21 +268,21 @@ def test_updates_of_length_zero(rule: str, normalise: bool, granularity: str) ->
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_dead_kernels_do_not_touch_others(rule: str) -> None:
-    g_k, g_0 = drawn(1, (3, 2, 3, 3), 0.01), drawn(2, (3, 2, 3, 3), 0.01)
+def test_zero_kernels_do_not_affect_others(rule: str) -> None:
+    g_k, g_0 = random_update(1, (3, 2, 3, 3), 0.01), random_update(2, (3, 2, 3, 3), 0.01)
     g_k[0], g_0[1] = 0, 0
-    found = mixed(g_k, g_0, rule, normalise=True, granularity="kernel")
-    assert torch.isfinite(found).all()
-    assert torch.equal(found[0], g_k[0]) and torch.equal(found[1], g_k[1])
-    assert torch.equal(found[2:], mixed(g_k[2:], g_0[2:], rule, normalise=True, granularity="kernel"))
+    result = mixed(g_k, g_0, rule, normalise=True, granularity="kernel")
+    assert torch.isfinite(result).all()
+    assert torch.equal(result[0], g_k[0]) and torch.equal(result[1], g_k[1])
+    assert torch.equal(result[2:], mixed(g_k[2:], g_0[2:], rule, normalise=True, granularity="kernel"))
 
 
 @given(updates(), st.integers(-30, 30))
 @few
 def test_tiny_and_huge_updates_stay_finite(pair: tuple[Tensor, Tensor], power: int) -> None:
     for rule in RULES:
-        found = mixed(pair[0] * 10.0**power, pair[1], rule, normalise=True)
-        assert torch.isfinite(found).all()
+        result = mixed(pair[0] * 10.0**power, pair[1], rule, normalise=True)
+        assert torch.isfinite(result).all()
 
 
 # positions without an owner
@@ -295,10 +298,10 @@ def test_only_owned_positions_take_part(
     owned = torch.zeros(4, 6, dtype=torch.bool)
     owned[:rows, :columns] = True
     filter_ = InCo(rule=rule, normalise=normalise, granularity="tensor")  # type: ignore[arg-type]
-    found, theta, beta = filter_.mix(*pair, owned=owned)
+    result, theta, beta = filter_.mix(*pair, owned=owned)
     alone, theta_alone, beta_alone = filter_.mix(*(g[:rows, :columns] for g in pair))
-    assert torch.allclose(found[:rows, :columns], alone, rtol=1e-9, atol=1e-12)
-    assert torch.equal(found[~owned], pair[0][~owned])
+    assert torch.allclose(result[:rows, :columns], alone, rtol=1e-9, atol=1e-12)
+    assert torch.equal(result[~owned], pair[0][~owned])
     assert torch.allclose(theta, theta_alone) and torch.allclose(beta, beta_alone)
 
 

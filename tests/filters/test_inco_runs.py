@@ -51,7 +51,7 @@ OFF = json.dumps({"name": "inco", "rule": "off"})
 
 
 @pytest.mark.parametrize("splitting", ["none", "stage", "layer", "width"])
-def test_off_is_no_filter_to_the_last_bit(splitting: str) -> None:
+def test_off_is_bit_identical_to_no_filter(splitting: str) -> None:
     off, none, on = (finished_run(splitting, filter_) for filter_ in (OFF, NONE, INCO))
     assert off.result["state_hash"] == none.result["state_hash"]
     assert on.result["state_hash"] != none.result["state_hash"]
@@ -87,11 +87,11 @@ def test_coefficients_are_recorded_every_round(splitting: str, targets: int) -> 
     assert finished_run(splitting, NONE).events == []
 
 
-# one update, by hand
+# a single update
 
 
 @pytest.mark.parametrize("rule", ["abs_ref", "theorem", "sum"])
-def test_targets_are_mixed_from_what_was_there_before_and_nothing_else_is_touched(rule: Any) -> None:
+def test_targets_are_mixed_from_the_original_updates_and_nothing_else_changes(rule: Any) -> None:
     server = server_with_filter("stage", rule=rule, pairing="resnet_paper")
     assert isinstance(server.filter, InCo)
     update = random_update(server)
@@ -108,7 +108,7 @@ def test_targets_are_mixed_from_what_was_there_before_and_nothing_else_is_touche
             assert after[name] is update.change[name]
 
 
-def test_what_nobody_owns_keeps_its_value() -> None:
+def test_layers_without_an_owner_keep_their_value() -> None:
     target = "backbone.trunk.stages.1.1.layers.0.conv.weight"
     server = server_with_filter("stage")
     update = random_update(server)

@@ -1,4 +1,4 @@
-"""DFFKE in whole rounds: who learns from whom, what clients store, what is sent, and which options are refused."""
+"""DFFKE in whole rounds: teachers and students, replay buffers, message sizes, privacy and options."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from polyfed.testing.rounds import InMemoryClients, run_rounds
 from polyfed.testing.toy_federation import BATCH, CLASS_COUNTS, CLASSES, ToyFederation
 from polyfed.training import Samples
 
-# who learns from whom
+# teachers and students
 
 
 def test_students_get_the_outputs_of_all_others() -> None:
@@ -225,7 +225,7 @@ def test_options_pass_the_battery(check: str, fields: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"tau": 0.0}, r"^method.tau is 0.0; expected a number above 0 and at most 1"),
         ({"tau": 1.5}, r"^method.tau is 1.5"),
@@ -235,8 +235,8 @@ def test_options_pass_the_battery(check: str, fields: dict[str, Any]) -> None:
         ({"docking_target": "hard"}, r"^method.docking_target is 'hard'"),
     ],
 )
-def test_wrong_options_are_refused(fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_wrong_options_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         catalogue.make({"name": "dffke", **fields})
 
 
