@@ -58,9 +58,9 @@ def teacher_outputs(
     rows["memory"] = replayed_rows(client, client.name, msg.get("review"), turns, batch)
     outputs = {}
     for field, batches in rows.items():
-        chunks = [(key, chunk) for key, rows in batches for chunk in torch.split(rows, EVALUATION_BATCH)]
+        chunks = [(key, chunk) for key, at in batches for chunk in torch.split(at, EVALUATION_BATCH)]
         if chunks:
-            outputs[field] = torch.cat([function(images.images(key, client.name, at)) for key, at in chunks])
+            outputs[field] = torch.cat([function(images.images(key, client.name, chunk)) for key, chunk in chunks])
     return outputs
 
 

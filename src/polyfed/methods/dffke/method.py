@@ -75,7 +75,7 @@ class DFFKE(Method):
         if self.public is None:
             outputs = self.outputs_on_synthetic_images(server, cohort)  # lines 6 to 17
         else:
-            outputs = public_images.collect_outputs(self, server, cohort)
+            outputs = public_images.collect_outputs(server, cohort, self)
         if each := student_messages(server, cohort.ids, outputs, batch=self.batch, teachers=self.teachers):
             cohort.call(self.exchange, each=each)  # lines 18 to 21
         cohort.measure("global")  # the paper's "classic" accuracy

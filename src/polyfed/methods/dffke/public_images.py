@@ -46,7 +46,7 @@ def sample(name: str, limit: int, stream: torch.Generator) -> Tensor:
     return images[torch.randperm(len(images), generator=stream)[:limit]].clone()
 
 
-def collect_outputs(method: DFFKE, server: Server, cohort: Cohort) -> TeacherOutputs:
+def collect_outputs(server: Server, cohort: Cohort, method: DFFKE) -> TeacherOutputs:
     """Collect the outputs of all participants on the public images, which each client is sent once."""
     images, introduced = server.memory.tensor("public"), subtree(server.state["introduced"])
     each: Messages = {name: {"public": images} for name in cohort.ids if name not in introduced}
