@@ -1,4 +1,4 @@
-"""`polyfed inspect`: the record of what left, against the result's own byte counts."""
+"""`polyfed inspect`: the listed uploads against the byte counts of the result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]
     return folder, result
 
 
-def test_every_byte_that_left_is_listed(run: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_uploaded_byte_is_listed(run: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
     folder, result = run
     assert main(["inspect", str(folder), "--json"]) == 0
     left = json.loads(capsys.readouterr().out)["left"]
@@ -34,17 +34,17 @@ def test_every_byte_that_left_is_listed(run: tuple[Path, dict[str, Any]], capsys
     assert len(left[0]["bytes_by_client"]) == 4
 
 
-def test_one_client_in_words(run: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
+def test_uploads_of_one_client(run: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
     folder, _ = run
     assert main(["inspect", str(folder), "--client", "2"]) == 0
     shown = capsys.readouterr().out
-    assert "fedproto on digits: what left client 2 in 2 of 2 rounds (finished)." in shown
-    assert "By design a client of this method sends: mean feature per class, with counts." in shown
+    assert "fedproto on digits: uploads of client 2 in 2 of 2 rounds (finished)." in shown
+    assert "By design, a client of this method uploads: mean feature per class, with counts." in shown
     assert "rows of 64" in shown and "No field was clipped or noised" in shown
-    assert "it shows which classes those are" in shown
+    assert "so it reveals these classes" in shown
 
 
-def test_a_line_for_every_client(run: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_row_for_every_client(run: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
     folder, _ = run
     assert main(["inspect", str(folder), "--each"]) == 0
     shown = capsys.readouterr().out
@@ -55,7 +55,6 @@ def test_a_line_for_every_client(run: tuple[Path, dict[str, Any]], capsys: pytes
 def test_protection_is_read_from_the_run(
     run: tuple[Path, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A run that protects one of its fields, from what its folder says."""
     shutil.copytree(run[0], tmp_path / "run")
     config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     config["privacy"] = {"prototypes": {"clip": 0.5, "epsilon": 1.0, "delta": 1e-5}}
@@ -74,10 +73,10 @@ def test_protection_is_read_from_the_run(
     assert "No field was clipped" not in shown
 
 
-def test_a_run_that_sends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_uploads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     api.run("quickstart", method="local", rounds=1, clients=2, engine={"name": "serial"}, out=tmp_path / "run")
     assert main(["inspect", str(tmp_path / "run")]) == 0
-    assert capsys.readouterr().out.endswith("Nothing left.\n")
+    assert capsys.readouterr().out.endswith("Nothing was uploaded.\n")
 
 
 def test_unknown_client_and_no_run_folder(

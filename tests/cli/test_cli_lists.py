@@ -1,10 +1,11 @@
-"""Lists: their JSON is what the contract promises, and they answer without torch."""
+"""`polyfed list`, help texts and the Python API: documented fields, and no heavy imports."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -39,7 +40,7 @@ def test_json_has_the_promised_fields_and_the_table_every_name(kind: str, capsys
     assert err == "" and all(row["name"] in words for row in rows)
 
 
-def test_what_is_known_of_fedproto(capsys: pytest.CaptureFixture[str]) -> None:
+def test_details_of_fedproto(capsys: pytest.CaptureFixture[str]) -> None:
     (fedproto,) = [row for row in listed("methods", capsys) if row["name"] == "fedproto"]
     assert fedproto["requires"] == ["same_features", "same_classes"]
     assert fedproto["sends_up"] == "mean feature per class, with counts"
@@ -77,7 +78,7 @@ HEAVY = {"torch", "pydantic", "sklearn", "scipy", "datasets", "pyarrow"}
 
 
 @pytest.mark.parametrize(
-    ("does", "forbidden"),
+    ("code", "forbidden"),
     [
         ("import polyfed; assert polyfed.__version__; dir(polyfed)", HEAVY | {"numpy", "yaml"}),
         ("main(['--help'])", HEAVY | {"numpy"}),
@@ -86,14 +87,14 @@ HEAVY = {"torch", "pydantic", "sklearn", "scipy", "datasets", "pyarrow"}
         ("main(['list', 'partitions']), main(['list', 'presets'])", HEAVY),
     ],
 )
-def test_what_stays_light(does: str, forbidden: set[str]) -> None:
-    start = "" if does.startswith("import") else "from polyfed.cli.app import main; "
-    code = f"{start}{does}; import sys; sys.stderr.write(' '.join(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+def test_light_commands_import_nothing_heavy(code: str, forbidden: set[str]) -> None:
+    start = "" if code.startswith("import") else "from polyfed.cli.app import main; "
+    script = f"{start}{code}; import sys; sys.stderr.write(' '.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert set(done.stderr.split()) & forbidden == set()
 
 
-def test_the_python_surface() -> None:
+def test_the_python_api() -> None:
     import polyfed
     from polyfed.core.method import register
 
@@ -104,6 +105,29 @@ def test_the_python_surface() -> None:
     assert set(polyfed.__all__) <= set(dir(polyfed))
     with pytest.raises(AttributeError, match="no attribute 'runn'"):
         polyfed.runn  # noqa: B018
+
+
+def all_commands() -> Iterator[tuple[str, Any]]:
+    """Every command and subcommand, by the words that call it."""
+    from polyfed.cli.commands import build_command
+
+    groups: list[tuple[str, Any]] = [("polyfed", build_command())]
+    while groups:
+        path, group = groups.pop()
+        for name, command in group.commands.items():
+            if hasattr(command, "commands"):
+                groups.append((f"{path} {name}", command))
+            else:
+                yield f"{path} {name}", command
+
+
+def test_every_command_explains_its_arguments_and_gives_an_example() -> None:
+    commands = dict(all_commands())
+    assert {"polyfed run", "polyfed sweep", "polyfed new method", "polyfed keys new site"} <= commands.keys()
+    for path, command in commands.items():
+        assert command.help and f"Example: {path}" in command.help, path
+        for parameter in command.params:
+            assert getattr(parameter, "help", None), f"{path}: {parameter.name} has no help"
 
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""`polyfed new method`: what it writes runs, passes the battery, and overwrites nothing."""
+"""`polyfed new method`: the written method runs and passes the battery, and no file is overwritten."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from polyfed import testing
 from polyfed.cli.app import main
 from polyfed.core.method import registered
 
-# checks that start a run by the method's module, which only a file that pytest imports has; they are run on every
-# method of polyfed elsewhere
+# checks that need the method in an importable module, which this file is not; the battery runs them on every method
 APART = {"serial_equals_pool", "needs_hold_before_round_one", "stopped_and_resumed"}
 
 
@@ -49,8 +48,8 @@ def test_the_method_runs_and_its_test_passes(capsys: pytest.CaptureFixture[str])
         ("FedNew", "use lower-case letters"),
         ("../escape", "use lower-case letters"),
         ("two words", "use lower-case letters"),
-        ("class", "would hide Python's own 'class'"),
-        ("random", "would hide Python's own 'random'"),
+        ("class", "would shadow the Python module 'class'"),
+        ("random", "would shadow the Python module 'random'"),
     ],
 )
 def test_names_that_are_refused(name: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,1 +1,4 @@
-"""The command line: one small module per group of commands. Nothing heavy is imported before it is needed."""
+"""The command line: one module per command, their output (`output`, `progress`) and the entry point (`app`).
+
+Heavy modules such as torch are imported inside the commands, so that `polyfed --help` answers at once.
+"""

@@ -1,4 +1,4 @@
-"""The command `polyfed`, and how errors end it."""
+"""Entry point of the command `polyfed`: run a command and turn errors into messages and exit codes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ USAGE, FAILED, STOPPED = 2, 1, 130
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command; gives its exit code. Errors are one sentence on stderr."""
+    """Run a command and return its exit code. An error is one sentence on stderr."""
     from polyfed.cli.output import print_message
 
     try:
@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
         print_message("polyfed: stopped")
         return STOPPED
     except BrokenPipeError:
-        # whoever read our output has gone; without this, Python complains once more when it flushes at exit
+        # the reader of our output has closed the pipe; without this, Python fails again when it flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:
@@ -36,23 +36,22 @@ def main(arguments: list[str] | None = None) -> int:
 
             sys.stderr.write(traceback.format_exc())
         print_message(
-            f"polyfed: failed unexpectedly with {type(error).__name__}: {error} (POLYFED_DEBUG=1 shows where; a run "
-            "that had begun has it in its events.jsonl)"
+            f"polyfed: unexpected {type(error).__name__}: {error} (set POLYFED_DEBUG=1 to see the traceback; a run "
+            "that had started records it in its events.jsonl)"
         )
         return FAILED
 
 
 def _run(arguments: list[str] | None) -> int:
-    """The exit code of a command; a wrong command line is one sentence too."""
+    """Run a command and return its exit code. Print a wrong command line as one sentence."""
     import click
-    import typer
 
-    from polyfed.cli.commands import app
+    from polyfed.cli.commands import build_command
     from polyfed.cli.output import print_message, print_text
 
     try:
-        # typer turns Ctrl-C outside of a run into the code that shells give it
-        code = typer.main.get_command(app).main(arguments, prog_name="polyfed", standalone_mode=False)
+        # outside of a run, typer turns Ctrl-C into the usual exit code
+        code = build_command().main(arguments, prog_name="polyfed", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except click.exceptions.NoArgsIsHelpError as error:
         print_text(error.format_message())
@@ -60,8 +59,8 @@ def _run(arguments: list[str] | None) -> int:
     except click.Abort:
         return STOPPED
     except click.ClickException as error:
-        where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "polyfed"
-        print_message(f"{where}: {error.format_message()}")
+        command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "polyfed"
+        print_message(f"{command}: {error.format_message()}")
         return USAGE
 
 

@@ -1,4 +1,4 @@
-"""`polyfed attack`: what an attacker gets back from what left a client."""
+"""`polyfed attack`."""
 
 from __future__ import annotations
 
@@ -7,21 +7,33 @@ from typing import Annotated
 
 import typer
 
+from polyfed.cli.arguments import JSON
 from polyfed.cli.output import print_json, print_table, print_text
 
 
 def attack(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder with evaluate.record_uploads.")],
-    client: Annotated[str | None, typer.Option(help="Whose replies.", show_default="the first kept")] = None,
-    field: Annotated[str | None, typer.Option(help="Which field.", show_default="the last with rows")] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Steps that the attacker trains.")] = 1000,
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A run folder whose config sets evaluate.record_uploads.")
+    ],
+    client: Annotated[
+        str | None, typer.Option(help="Client to attack.", show_default="the first recorded client")
+    ] = None,
+    field: Annotated[
+        str | None, typer.Option(help="Uploaded field to attack.", show_default="the last field with rows")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps of the attacker's model.")] = 1000,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="The picture.", show_default="DIR/attack-CLIENT-FIELD.png"),
+        typer.Option(
+            "--out", "-o", metavar="FILE", help="Image file to write.", show_default="DIR/attack-CLIENT-FIELD.png"
+        ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    json: JSON = False,
 ) -> None:
-    """Try to get a client's pictures back from what it sent, and say how well that went."""
+    """Run a reconstruction attack on a client's uploads and report how much it recovers.
+
+    Example: polyfed attack runs/guarded --client 0
+    """
     from polyfed.attack.reconstruction import attack as run_attack
     from polyfed.attack.reconstruction import draw
     from polyfed.core.rounds import one_torch_thread
@@ -34,11 +46,11 @@ def attack(
     if json:
         print_json({**report, "picture": str(picture)})
         return
-    few, many = report["samples_per_row"]
-    behind = f"{few}" if few == many else f"{few} to {many}"
+    fewest, most = report["samples_per_row"]
+    per_row = f"{fewest}" if fewest == most else f"{fewest} to {most}"
     print_text(
         f"Client {report['client']}, field '{report['field']}' of round {report['round']}: {report['rows']} rows, "
-        f"each from {behind} samples. {report['threat_model']}"
+        f"each from {per_row} samples. {report['threat_model']}"
     )
     print_table(
         ["reconstruction from", "PSNR, dB", "SSIM"],

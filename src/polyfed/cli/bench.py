@@ -12,23 +12,26 @@ from polyfed.errors import InputError, nearest
 
 def bench(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="One benchmark; without it, all of them.")
+        str | None, typer.Argument(metavar="[NAME]", help="Name of one benchmark.", show_default="all benchmarks")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="As JSON, with the settings.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, with the settings of each benchmark.")] = False,
 ) -> None:
-    """Measure speed and memory on this machine."""
+    """Run benchmarks of speed and memory on this machine.
+
+    Example: polyfed bench overhead
+    """
     from polyfed import benchmarks
 
     if name is not None and name not in benchmarks.names():
         raise InputError(f"there is no benchmark called '{name}'; {nearest(name, benchmarks.names())}")
-    found = []
-    for one in benchmarks.run(name):
-        found.append(one)
+    results = []
+    for result in benchmarks.run(name):
+        results.append(result)
         if not json:
-            for figure, number in one["figures"].items():
-                print_text(f"{one['name']}  {figure}  {number:g}")
+            for figure, number in result["figures"].items():
+                print_text(f"{result['name']}  {figure}  {number:g}")
     if json:
-        print_json(found[0] if name is not None else found)
+        print_json(results[0] if name is not None else results)
 
 
 COMMANDS = {"bench": bench}

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from polyfed.cli.arguments import CONFIG, OVERRIDES
 from polyfed.cli.output import format_bytes, print_table, print_text
-from polyfed.cli.run import CONFIG, OVERRIDES
 
 if TYPE_CHECKING:
     from polyfed.cli.expected_traffic import TrafficEstimate

@@ -1,9 +1,11 @@
-"""All commands, as typer knows them."""
+"""The typer application with all commands."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import inspect
+from typing import Annotated, get_type_hints
 
+import click
 import typer
 
 from polyfed.cli import (
@@ -28,11 +30,11 @@ from polyfed.cli.output import print_text
 
 app = typer.Typer(
     name="polyfed",
-    help="Federated learning between parties with different data and different models.",
+    help="Run federated learning between clients with different data and different models.",
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for _part in (
+for _module in (
     run,
     check,
     list_command,
@@ -47,7 +49,7 @@ for _part in (
     serve,
     join,
 ):
-    for _name, _command in _part.COMMANDS.items():
+    for _name, _command in _module.COMMANDS.items():
         app.command(_name)(_command)
 app.add_typer(new.app, name="new")
 app.add_typer(keys.app, name="keys")
@@ -66,8 +68,27 @@ def _show_version(wanted: bool) -> None:
 def _start(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
     if context.invoked_subcommand is None:
         print_text(context.get_help())
+
+
+def build_command() -> click.Command:
+    """Return the click command of the application."""
+    command = typer.main.get_command(app)
+    _restore_argument_help(command)
+    return command
+
+
+def _restore_argument_help(command: click.Command) -> None:
+    """Set the help of arguments, which typer loses with click 8.5: both define the attribute `help`."""
+    for subcommand in getattr(command, "commands", {}).values():
+        _restore_argument_help(subcommand)
+    missing = [parameter for parameter in command.params if getattr(parameter, "help", "") is None]
+    if missing and command.callback is not None:
+        hints = get_type_hints(inspect.unwrap(command.callback), include_extras=True)
+        for parameter in missing:
+            info = next(iter(getattr(hints.get(str(parameter.name)), "__metadata__", ())), None)
+            parameter.help = getattr(info, "help", None)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from polyfed.cli.arguments import BASELINE, GROUP_BY, RUN_FOLDERS
 from polyfed.cli.output import print_message, print_text
 
 if TYPE_CHECKING:
@@ -15,19 +15,15 @@ if TYPE_CHECKING:
 
 
 def compare(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders that hold them.")],
-    by: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY", help="A config key that keeps runs apart, e.g. data.partition.alpha; repeatable."
-        ),
-    ] = None,
-    format: Annotated[str, typer.Option(help="table, csv, md, latex or html.")] = "table",
-    baseline: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Add differences to this method over common seeds.")
-    ] = None,
+    folders: RUN_FOLDERS,
+    by: GROUP_BY = None,
+    format: Annotated[str, typer.Option(help="Output format: table, csv, md, latex or html.")] = "table",
+    baseline: BASELINE = None,
 ) -> None:
-    """Mean and deviation over seeds, the best marked."""
+    """Compare runs: mean and standard deviation over seeds, best value highlighted.
+
+    Example: polyfed compare runs/alphas --by data.partition.alpha --format latex
+    """
     from polyfed import comparison
     from polyfed.errors import InputError, nearest
 
@@ -37,7 +33,7 @@ def compare(
 
 
 def print_comparison(compared: Comparison, format: str) -> None:
-    """The table to stdout, what to know about it to stderr."""
+    """Print a comparison to stdout and its notes to stderr."""
     from polyfed.comparison.formats import table
 
     for note in compared.notes:

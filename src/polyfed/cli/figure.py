@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from polyfed.cli.arguments import GROUP_BY, RUN_FOLDERS
 from polyfed.cli.output import print_message, print_text
 
 
@@ -15,33 +16,35 @@ def figure(
         str,
         typer.Argument(
             metavar="KIND",
-            help="curves, loss, loss-increase, cost, phases, sensitivity, clients, architectures, partition, layers, "
-            "inco, cka, tsne, features or synthetic.",
+            help="Kind of figure: curves, loss, loss-increase, cost, phases, sensitivity, clients, architectures, "
+            "partition, layers, inco, cka, tsne, features or synthetic.",
         ),
     ],
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders that hold them.")],
+    folders: RUN_FOLDERS,
     out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FILE", help="Ends in .png, .svg, .pdf, or .csv for the numbers.")
+        Path,
+        typer.Option("--out", "-o", metavar="FILE", help="File to write: .png, .svg, .pdf, or .csv for the numbers."),
     ],
-    measure: Annotated[str, typer.Option(help="Which accuracy: personal or global.")] = "personal",
-    against: Annotated[str, typer.Option(help="Which cost: bytes or seconds.")] = "bytes",
-    by: Annotated[
-        list[str] | None, typer.Option(metavar="KEY", help="A config key that keeps runs apart; repeatable.")
-    ] = None,
+    measure: Annotated[str, typer.Option(help="Accuracy to show: personal or global.")] = "personal",
+    against: Annotated[str, typer.Option(help="Cost axis: bytes or seconds.")] = "bytes",
+    by: GROUP_BY = None,
     round: Annotated[
         int | None,
-        typer.Option(help="For cka, tsne, features and synthetic: which round.", show_default="the last kept"),
+        typer.Option(help="Round to show in cka, tsne, features and synthetic.", show_default="the last saved round"),
     ] = None,
-    width: Annotated[float | None, typer.Option(help="In inches.", show_default="3.6")] = None,
-    height: Annotated[float | None, typer.Option(help="In inches.", show_default="as it needs")] = None,
+    width: Annotated[float | None, typer.Option(help="Width in inches.", show_default="3.6")] = None,
+    height: Annotated[float | None, typer.Option(help="Height in inches.", show_default="fits the content")] = None,
 ) -> None:
-    """Draw a figure of one run or many, ready for a paper."""
+    """Draw a figure of one or more runs, for a paper.
+
+    Example: polyfed figure curves runs/alphas -o curves.pdf
+    """
     from polyfed import report
 
     options = report.Options(measure, against, tuple(by or ()), round)
-    spec, left_out = report.figure(kind, folders, out, options=options, width=width, height=height)
-    for sentence in left_out:
-        print_message(sentence)
+    spec, warnings = report.figure(kind, folders, out, options=options, width=width, height=height)
+    for warning in warnings:
+        print_message(warning)
     print_text(f"{out}: {spec.title}. {spec.caption}")
 
 

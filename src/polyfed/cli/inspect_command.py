@@ -1,4 +1,4 @@
-"""`polyfed inspect`: what left each client, from the record that the run kept, in plain words."""
+"""`polyfed inspect`: show what each client uploaded, from the events of a run."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from polyfed.cli.arguments import JSON
 from polyfed.cli.output import print_json, print_table, print_text
 
 if TYPE_CHECKING:
@@ -16,57 +17,67 @@ if TYPE_CHECKING:
 
 
 def inspect(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder, or the folder of a site.")],
-    client: Annotated[str | None, typer.Option(help="Only what left this client.")] = None,
-    each: Annotated[bool, typer.Option("--each", help="A line for every client.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder, or the state folder of a site.")],
+    client: Annotated[
+        str | None, typer.Option(help="Client whose uploads to show.", show_default="all clients")
+    ] = None,
+    each: Annotated[bool, typer.Option("--each", help="Add a table with one row per client.")] = False,
+    json: JSON = False,
 ) -> None:
-    """What left each client: field, shape, bytes, protected or not."""
+    """Show what each client uploaded: field names, shapes, sizes, and whether differential privacy was applied.
+
+    Example: polyfed inspect runs/my-run --client 0
+    """
     from polyfed import catalogue
     from polyfed.errors import InputError, nearest
     from polyfed.report.run_record import read
     from polyfed.report.uploads import uploads_of_client
 
-    at = _of_site(folder)
-    run = read(folder if at is None else at)
-    known = {str(k) for k in range(int(run.config.get("clients", 0)))} | {
-        c for left in run.uploads for c in left.bytes_by_client
-    }
-    if client is not None and client not in known:
-        raise InputError(f"there is no client called '{client}' in {folder}; {nearest(client, known)}")
-    left = run.uploads if client is None else uploads_of_client(run.uploads, client)
-    listed = catalogue.methods().get(run.method)
+    site_run = _newest_site_run(folder)
+    run = read(folder if site_run is None else site_run)
+    names = {str(k) for k in range(int(run.config.get("clients", 0)))} | _uploaders(run.uploads)
+    if client is not None and client not in names:
+        raise InputError(f"there is no client called '{client}' in {folder}; {nearest(client, names)}")
+    uploads = run.uploads if client is None else uploads_of_client(run.uploads, client)
     if json:
-        print_json(_as_json(run, left, client))
+        print_json(_as_json(run, uploads, client))
         return
-    if at is not None:
-        print_text(f"{run.method}: what left this site in its newest run, {at.name}.")
+    if site_run is not None:
+        print_text(f"{run.method}: uploads of this site in its newest run, {site_run.name}.")
     else:
-        senders = {name for item in left for name in item.bytes_by_client}
-        who = f"client {client}" if client is not None else f"{len(senders)} clients"
-        done = f"{len(run.rounds)} of {run.planned_rounds} rounds ({run.state})"
-        print_text(f"{run.method} on {run.dataset}: what left {who} in {done}.")
-    if listed is not None:
-        print_text(f"By design a client of this method sends: {listed.sends_up}.")
-    if not left:
-        print_text("Nothing left.")
+        who = f"client {client}" if client is not None else f"{len(_uploaders(uploads))} clients"
+        rounds = f"{len(run.rounds)} of {run.planned_rounds} rounds ({run.state})"
+        print_text(f"{run.method} on {run.dataset}: uploads of {who} in {rounds}.")
+    info = catalogue.methods().get(run.method)
+    if info is not None:
+        print_text(f"By design, a client of this method uploads: {info.sends_up}.")
+    if not uploads:
+        print_text("Nothing was uploaded.")
         return
     print_table(
         ["step", "field", "shape", "messages", "clients", "bytes", "protected"],
         [
-            [i.step, i.name, i.shape, i.messages, len(i.bytes_by_client), f"{i.bytes:,}", _protected(run, i) or "no"]
-            for i in left
+            [
+                upload.step,
+                upload.name,
+                upload.shape,
+                upload.messages,
+                len(upload.bytes_by_client),
+                f"{upload.bytes:,}",
+                _protection(run, upload) or "no",
+            ]
+            for upload in uploads
         ],
         right=(3, 4, 5),
     )
     if each and client is None:
-        _put_each(run, left)
-    for sentence in sentences(run, left, at_site=at is not None):
+        _print_by_client(run, uploads)
+    for sentence in explanations(run, uploads, at_site=site_run is not None):
         print_text(sentence)
 
 
-def _of_site(folder: Path) -> Path | None:
-    """The newest run in the folder of a site; None for anything else."""
+def _newest_site_run(folder: Path) -> Path | None:
+    """Return the newest run in the state folder of a site, or None if the folder is not one of a site."""
     from polyfed.errors import InputError
     from polyfed.runs.folder import SITE_FILE
 
@@ -74,17 +85,22 @@ def _of_site(folder: Path) -> Path | None:
         return None
     runs = [path for path in folder.iterdir() if (path / "events.jsonl").exists()]
     if not runs:
-        raise InputError(f"the site of {folder} has not taken part in a run yet")
+        raise InputError(f"the site of {folder} has not participated in a run yet")
     return max(runs, key=lambda path: (path / "events.jsonl").stat().st_mtime)
 
 
-def _protected(run: RunRecord, left: UploadSummary) -> str | None:
+def _uploaders(uploads: Sequence[UploadSummary]) -> set[str]:
+    """Return the names of the clients that uploaded anything."""
+    return {name for upload in uploads for name in upload.bytes_by_client}
+
+
+def _protection(run: RunRecord, upload: UploadSummary) -> str | None:
     from polyfed.report.uploads import describe_protection
 
-    return describe_protection(run.config, left.name)
+    return describe_protection(run.config, upload.name)
 
 
-def _as_json(run: RunRecord, left: Sequence[UploadSummary], client: str | None) -> dict[str, Any]:
+def _as_json(run: RunRecord, uploads: Sequence[UploadSummary], client: str | None) -> dict[str, Any]:
     return {
         "method": run.method,
         "state": run.state,
@@ -92,67 +108,67 @@ def _as_json(run: RunRecord, left: Sequence[UploadSummary], client: str | None) 
         "client": client,
         "left": [
             {
-                "step": item.step,
-                "field": item.name,
-                "shapes": sorted(map(str, item.shapes)),
-                "messages": item.messages,
-                "clients": len(item.bytes_by_client),
-                "bytes": item.bytes,
-                "bytes_by_client": item.bytes_by_client,
-                "protected": _protected(run, item) is not None,
-                "protection": _protected(run, item),
+                "step": upload.step,
+                "field": upload.name,
+                "shapes": sorted(map(str, upload.shapes)),
+                "messages": upload.messages,
+                "clients": len(upload.bytes_by_client),
+                "bytes": upload.bytes,
+                "bytes_by_client": upload.bytes_by_client,
+                "protected": _protection(run, upload) is not None,
+                "protection": _protection(run, upload),
             }
-            for item in left
+            for upload in uploads
         ],
         "privacy": run.privacy,
     }
 
 
-def _put_each(run: RunRecord, left: Sequence[UploadSummary]) -> None:
-    models = {one.name: one.model for one in run.clients}
-    names = sorted({name for item in left for name in item.bytes_by_client}, key=lambda name: (len(name), name))
+def _print_by_client(run: RunRecord, uploads: Sequence[UploadSummary]) -> None:
+    models = {client.name: client.model for client in run.clients}
+    names = sorted(_uploaders(uploads), key=lambda name: (len(name), name))
     print_table(
-        ["client", "model", *(f"{item.name}, bytes" for item in left)],
+        ["client", "model", *(f"{upload.name}, bytes" for upload in uploads)],
         [
-            [name, models.get(name, "-"), *(f"{item.bytes_by_client.get(name, 0):,}" for item in left)]
+            [name, models.get(name, "-"), *(f"{upload.bytes_by_client.get(name, 0):,}" for upload in uploads)]
             for name in names
         ],
-        right=range(2, 2 + len(left)),
+        right=range(2, 2 + len(uploads)),
     )
 
 
-def sentences(run: RunRecord, left: Sequence[UploadSummary], *, at_site: bool = False) -> list[str]:
-    """What the table means, for a reader who knows the law better than the method."""
+def explanations(run: RunRecord, uploads: Sequence[UploadSummary], *, at_site: bool = False) -> list[str]:
+    """Explain the table of uploads to a reader who has to judge privacy but does not know the method."""
     from polyfed.report.uploads import describe_privacy_cost
 
     refused = sum(failure.get("kind") == "refused" for failure in run.failures)
-    said = [
-        f"These are all fields of all messages that the server accepted, {sum(item.bytes for item in left):,} bytes; "
-        f"messages that it refused ({refused}) are not among them.",
-        "For the curves of a run, clients also report their training loss and how many test samples they got right.",
-    ]
+    total = sum(upload.bytes for upload in uploads)
     if at_site:
-        said = [
-            f"These are all fields of all messages that this site sent, {sum(item.bytes for item in left):,} bytes; "
-            f"it refused {refused} calls.",
-            "Before the first round it told its model's shapes and how many samples of each class it has; with every "
-            "trained step goes the mean of its loss, unless --allow bars it.",
+        sentences = [
+            f"The table lists every field of every message that this site sent, {total:,} bytes. The site refused "
+            f"{refused} calls.",
+            "Before the first round, the site also sent the shapes of its model and its number of samples per class. "
+            "With every training step it sends its mean loss, unless --allow forbids it.",
         ]
-    bare = [item.name for item in left if _protected(run, item) is None]
-    if len(bare) == len(left):
-        said.append("No field was clipped or noised: whoever receives these messages sees these values.")
-    elif bare:
-        said.append(f"Not protected: {', '.join(dict.fromkeys(bare))}. Whoever receives these sees their values.")
-    if any(" rows of " in str(shape) for item in left for shape in item.shapes):
-        said.append(
-            "A field of rows has a row for each class that a client holds, so it shows which classes those are."
-        )
-    if any("count" in item.name for item in left):
-        said.append("Counts show how many samples a client holds.")
-    spent = run.privacy
-    if isinstance(spent, Mapping):
-        said += describe_privacy_cost(spent, {name for item in left for name in item.bytes_by_client})
-    return said
+    else:
+        sentences = [
+            f"The table lists every field of every message that the server accepted, {total:,} bytes. It does not "
+            f"include the {refused} messages that the server refused.",
+            "Clients also report their training loss and their number of correct test predictions.",
+        ]
+    unprotected = [upload.name for upload in uploads if _protection(run, upload) is None]
+    if len(unprotected) == len(uploads):
+        sentences.append("No field was clipped or noised: the recipient of these messages sees the exact values.")
+    elif unprotected:
+        names = ", ".join(dict.fromkeys(unprotected))
+        sentences.append(f"Not protected: {names}. The recipient of these fields sees the exact values.")
+    if any(" rows of " in str(shape) for upload in uploads for shape in upload.shapes):
+        sentences.append("A field with rows has one row for each class of the client, so it reveals these classes.")
+    if any("count" in upload.name for upload in uploads):
+        sentences.append("Counts reveal the number of samples of a client.")
+    if isinstance(run.privacy, Mapping):
+        sentences += describe_privacy_cost(run.privacy, _uploaders(uploads))
+    return sentences
 
 
 COMMANDS = {"inspect": inspect}

@@ -1,4 +1,4 @@
-"""`polyfed list`: what there is, a line each."""
+"""`polyfed list`."""
 
 from __future__ import annotations
 
@@ -17,21 +17,27 @@ Row = dict[str, Any]
 
 def list_(
     kind: Annotated[
-        str, typer.Argument(metavar="KIND", help="methods, models, groups, datasets, partitions or presets.")
+        str,
+        typer.Argument(
+            metavar="KIND", help="What to list: methods, models, groups, datasets, partitions or presets."
+        ),
     ],
-    json: Annotated[bool, typer.Option("--json", help="As JSON, with every field.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON with all details.")] = False,
 ) -> None:
-    """List methods, models, groups, datasets, partitions or presets."""
+    """List methods, models, groups of models, datasets, partitions or presets.
+
+    Example: polyfed list methods
+    """
     if kind not in LISTS:
         raise InputError(f"there is no list of '{kind}'; {nearest(kind, LISTS)}")
     rows = LISTS[kind]()
     if json:
         print_json(rows)
     else:
-        SHOWN[kind](rows)
+        PRINTERS[kind](rows)
 
 
-# the lists, with the fields of their JSON
+# the rows of each list; their keys are the keys of the JSON output
 
 
 def methods() -> list[Row]:
@@ -39,8 +45,8 @@ def methods() -> list[Row]:
 
     hidden = {"aliases", "module"}
     return [
-        {key: value for key, value in dataclasses.asdict(listed).items() if key not in hidden}
-        for listed in catalogue.methods().values()
+        {key: value for key, value in dataclasses.asdict(info).items() if key not in hidden}
+        for info in catalogue.methods().values()
     ]
 
 
@@ -88,7 +94,7 @@ def partitions() -> list[Row]:
 def presets() -> list[Row]:
     import polyfed
 
-    folder = Path(polyfed.__file__).parent / "presets"
+    folder = Path(polyfed.__file__).parent / "presets"  # without polyfed.config, which needs pydantic
     return [
         {"name": path.stem, "description": path.read_text().partition("\n")[0].lstrip("# ")}
         for path in sorted(folder.glob("*.yaml"))
@@ -104,10 +110,10 @@ LISTS: Mapping[str, Callable[[], list[Row]]] = {
     "presets": presets,
 }
 
-# how they are shown
+# tables
 
 
-def _show_methods(rows: list[Row]) -> None:
+def _print_methods(rows: list[Row]) -> None:
     print_table(
         ["method", "", "requires", "sends up", "sends down"],
         [
@@ -123,7 +129,7 @@ def _show_methods(rows: list[Row]) -> None:
     )
 
 
-def _show_models(rows: list[Row]) -> None:
+def _print_models(rows: list[Row]) -> None:
     print_table(
         ["model", "parameters", "extractor", "features", "MFLOPs", "input"],
         [
@@ -141,11 +147,11 @@ def _show_models(rows: list[Row]) -> None:
     )
 
 
-def _show_groups(rows: list[Row]) -> None:
+def _print_groups(rows: list[Row]) -> None:
     print_table(["group", "members"], [[row["name"], ", ".join(row["members"])] for row in rows])
 
 
-def _show_datasets(rows: list[Row]) -> None:
+def _print_datasets(rows: list[Row]) -> None:
     print_table(
         ["dataset", "shape", "classes", "train", "test", "available now"],
         [
@@ -155,7 +161,7 @@ def _show_datasets(rows: list[Row]) -> None:
                 row["classes"],
                 f"{row['train']:,}",
                 f"{row['test']:,}",
-                "yes" if row["available"] else "with data.root, or from the hub",
+                "yes" if row["available"] else "set data.root, or downloads from the hub",
             ]
             for row in rows
         ],
@@ -163,7 +169,7 @@ def _show_datasets(rows: list[Row]) -> None:
     )
 
 
-def _show_partitions(rows: list[Row]) -> None:
+def _print_partitions(rows: list[Row]) -> None:
     def options(row: Row) -> str:
         return ", ".join(
             option["name"] if option["default"] is None else f"{option['name']} ({option['default']})"
@@ -173,16 +179,16 @@ def _show_partitions(rows: list[Row]) -> None:
     print_table(["scheme", "", "options"], [[row["name"], row["description"], options(row)] for row in rows])
 
 
-def _show_presets(rows: list[Row]) -> None:
+def _print_presets(rows: list[Row]) -> None:
     print_table(["preset", ""], [[row["name"], row["description"]] for row in rows])
 
 
-SHOWN: Mapping[str, Callable[[list[Row]], None]] = {
-    "methods": _show_methods,
-    "models": _show_models,
-    "groups": _show_groups,
-    "datasets": _show_datasets,
-    "partitions": _show_partitions,
-    "presets": _show_presets,
+PRINTERS: Mapping[str, Callable[[list[Row]], None]] = {
+    "methods": _print_methods,
+    "models": _print_models,
+    "groups": _print_groups,
+    "datasets": _print_datasets,
+    "partitions": _print_partitions,
+    "presets": _print_presets,
 }
 COMMANDS = {"list": list_}

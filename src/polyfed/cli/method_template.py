@@ -1,9 +1,9 @@
-"""The text of a first method and of its test."""
+"""Template of a method and its test, for `polyfed new method`."""
 
 METHOD = '''\
-"""@CLASS@: say here what the method is.
+"""@CLASS@: describe the method in one sentence.
 
-Authors; where it was published, and which algorithm of it this is.
+Authors; title; venue and year; which algorithm of the paper this file implements.
 """
 
 from __future__ import annotations
@@ -32,53 +32,54 @@ from torch import Tensor
 @register("@NAME@")
 @dataclass(frozen=True)
 class @CLASS@(Method):
-    """@CLASS@: clients share the mean output of their model per class, and stay close to everybody's mean.
+    """@CLASS@: clients share their mean output per class and regularise towards the mean over clients.
 
-    Deviations: say here what differs from the paper.
+    Deviations: list the differences from the paper.
     """
 
-    # Fields are hyperparameters: `method.guidance=0.5` on the command line. There is no other state in a method.
-    guidance: float = 1.0  # weight of the pull
+    # Fields are hyperparameters: `method.guidance=0.5` on the command line. A method has no other state.
+    guidance: float = 1.0  # weight of the regulariser
 
-    # Needs are checked for all clients before round 1; Sends says in words what crosses.
+    # `needs` is checked for all clients before round 1; `sends` describes the messages for users.
     needs = Needs(same_classes=True)
     sends = Sends(up="mean output per class, with counts", down="mean output per class over all clients")
 
     def init(self, server: Server) -> None:
-        # Once, before round 1. `server.state` is all that the server remembers, and what a checkpoint saves.
+        # Called once, before round 1. Keep all state in `server.state`: checkpoints save it.
         server.state["outputs"] = ClassTable.empty(server.classes).without_counts()
 
     def round(self, server: Server, cohort: Cohort) -> None:
-        # The first argument says where a line runs: `server` here, `client` below. `cohort.call` is the only door
-        # between them: it runs a step at every client of the round and gives the replies in client order.
-        known = server.memory.table("outputs")
-        replies = cohort.call(self.train, shared={"outputs": known})
+        # The first argument tells where code runs: `server` here, `client` below. `cohort.call` is the only way from
+        # the server to the clients: it runs a step at every client of the round and returns the replies in client
+        # order.
+        outputs = server.memory.table("outputs")
+        replies = cohort.call(self.train, shared={"outputs": outputs})
         tables = [reply.table("outputs") for reply in replies.values()]
-        fresh = mean_over_clients(tables, width=server.classes, by_count=True)
-        server.state["outputs"] = known.updated(fresh)  # a class that nobody reported keeps its row
+        means = mean_over_clients(tables, width=server.classes, by_count=True)
+        server.state["outputs"] = outputs.updated(means)  # a class without replies keeps its row
 
-    # A step declares what it receives and answers; anything else is refused before it is read.
+    # A step declares the fields that it receives and returns. Messages with other fields are rejected.
     @step(down={"outputs": TableField("classes")}, up={"outputs": TableField("classes", counts=True)})
     def train(self, client: Client, msg: Payload) -> Reply:
-        target, known = msg.table("outputs").dense(client.classes)
+        target, has_row = msg.table("outputs").dense(client.classes)
 
         def loss(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-            z = client.model(x)
-            apart = F.mse_loss(z, target[y], reduction="none").mean(1)
-            pull = (apart * known[y]).sum() / known[y].sum().clamp(min=1)  # only classes that have a row
-            return F.cross_entropy(z, y), self.guidance * pull
+            logits = client.model(x)
+            distance = F.mse_loss(logits, target[y], reduction="none").mean(1)
+            regulariser = (distance * has_row[y]).sum() / has_row[y].sum().clamp(min=1)  # classes with a row only
+            return F.cross_entropy(logits, y), self.guidance * regulariser
 
         client.fit(loss)
         return {"outputs": client.class_means(client.model, client.classes)}
 '''
 
 TEST = '''\
-"""The battery that every method passes, on @CLASS@."""
+"""The battery of checks for every method, on @CLASS@."""
 
 from __future__ import annotations
 
 import pytest
-from @STEM@ import @CLASS@
+from @MODULE@ import @CLASS@
 from polyfed.testing import checks, run_check
 
 

@@ -1,4 +1,4 @@
-"""`polyfed new method`: a method file and its test, ready to edit."""
+"""`polyfed new method`: write a method file and its test as a starting point."""
 
 from __future__ import annotations
 
@@ -13,50 +13,54 @@ import typer
 from polyfed.cli.output import print_text
 from polyfed.errors import InputError
 
-app = typer.Typer(no_args_is_help=True, help="Start something of your own.")
+app = typer.Typer(no_args_is_help=True, help="Create files to start from.")
 
 
 @app.command("method")
 def method(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Lower case, with - or _ between words.")],
-    out: Annotated[Path, typer.Option(help="The folder to write into.")] = Path(),
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="Name of the method: lower-case words joined by - or _."),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder to write the files into.")] = Path(),
 ) -> None:
-    """Write a small working method and its test."""
+    """Write a small working method and its test, to start your own method from.
+
+    Example: polyfed new method my-method --out methods
+    """
     from polyfed.cli.method_template import METHOD, TEST
 
-    stem = checked_stem(name)
-    files = {out / f"{stem}.py": METHOD, out / f"test_{stem}.py": TEST}
+    module = module_name(name)
+    files = {out / f"{module}.py": METHOD, out / f"test_{module}.py": TEST}
     for file in files:
         if file.exists():
             raise InputError(f"{file} exists; choose another name, or another folder with --out")
-    title = "".join(word.capitalize() for word in stem.split("_"))
+    title = "".join(word.capitalize() for word in module.split("_"))
     try:
         out.mkdir(parents=True, exist_ok=True)
         for file, text in files.items():
-            file.write_text(text.replace("@NAME@", name).replace("@CLASS@", title).replace("@STEM@", stem))
+            file.write_text(text.replace("@NAME@", name).replace("@CLASS@", title).replace("@MODULE@", module))
     except OSError as error:
         raise InputError(f"{out} cannot be written to: {error.strerror}") from None
     path = next(iter(files))
-    shown = path if path.is_absolute() else f"./{path}"
+    import_path = path if path.is_absolute() else f"./{path}"
     print_text(f"Wrote {' and '.join(str(file) for file in files)}")
-    print_text(f"Run it:   polyfed run quickstart imports=[{shown}] method={name}")
-    print_text(f"Test it:  pytest {out / f'test_{stem}.py'}")
+    print_text(f"Run it:   polyfed run quickstart imports=[{import_path}] method={name}")
+    print_text(f"Test it:  pytest {out / f'test_{module}.py'}")
 
 
-def checked_stem(name: str) -> str:
-    """The module's name for a method's name; refuses names that are taken, or that nothing could be called."""
+def module_name(name: str) -> str:
+    """Return the module name for a method name. Raise `InputError` if the name is invalid or taken."""
     from polyfed import catalogue
 
     if not re.fullmatch(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*", name):
         raise InputError(
             f"'{name}' cannot name a method; use lower-case letters and digits with - or _ between words"
         )
-    stem = name.replace("-", "_")
-    taken = {
-        known.replace("-", "_") for listed in catalogue.methods().values() for known in (listed.name, *listed.aliases)
-    }
-    if stem in taken:
+    module = name.replace("-", "_")
+    taken = {known.replace("-", "_") for info in catalogue.methods().values() for known in (info.name, *info.aliases)}
+    if module in taken:
         raise InputError(f"there is a method called '{name}' already; choose another name")
-    if keyword.iskeyword(stem) or importlib.util.find_spec(stem) is not None:
-        raise InputError(f"a file {stem}.py would hide Python's own '{stem}'; choose another name")
-    return stem
+    if keyword.iskeyword(module) or importlib.util.find_spec(module) is not None:
+        raise InputError(f"a file {module}.py would shadow the Python module '{module}'; choose another name")
+    return module

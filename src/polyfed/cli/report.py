@@ -7,32 +7,33 @@ from typing import Annotated
 
 import typer
 
+from polyfed.cli.arguments import BASELINE, GROUP_BY, RUN_FOLDERS
 from polyfed.cli.output import print_message, print_text
 
 
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders that hold them.")],
+    folders: RUN_FOLDERS,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="The page.", show_default="report.html in the first DIR"),
-    ] = None,
-    by: Annotated[
-        list[str] | None,
         typer.Option(
-            metavar="KEY", help="A config key that keeps runs apart; repeatable.", show_default="what differs"
+            "--out", "-o", metavar="FILE", help="HTML file to write.", show_default="report.html in the first DIR"
         ),
     ] = None,
-    baseline: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Add differences to this method over common seeds.")
-    ] = None,
+    by: GROUP_BY = None,
+    baseline: BASELINE = None,
 ) -> None:
-    """One HTML file about runs, finished or not, that opens without a network."""
+    """Write a self-contained HTML report for one or more runs.
+
+    The runs may be unfinished.
+
+    Example: polyfed report runs/alphas -o report.html
+    """
     from polyfed.report.page import write_report
 
     path = out or folders[0] / "report.html"
-    count, left_out = write_report(folders, path, by=by or (), baseline=baseline)
-    for sentence in left_out:
-        print_message(sentence)
+    count, warnings = write_report(folders, path, by=by or (), baseline=baseline)
+    for warning in warnings:
+        print_message(warning)
     print_text(f"{path}: a report on {count} run{'s' if count != 1 else ''}")
 
 

@@ -10,20 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from polyfed.cli.arguments import CONFIG, JSON, OVERRIDES, QUIET
 from polyfed.cli.output import print_message, print_result, print_text
 from polyfed.errors import PolyfedError
 
 if TYPE_CHECKING:
     from polyfed.api import OpenedRun
     from polyfed.runs.records import Result
-
-CONFIG = Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML file, or the name of a preset.")]
-OVERRIDES = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Keys to change, e.g. method=local train.lr=0.05."),
-]
-JSON = Annotated[bool, typer.Option("--json", help="Print result.json instead of a table.")]
-QUIET = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 
 
 def run(
@@ -33,9 +26,8 @@ def run(
     json: JSON = False,
     quiet: QUIET = False,
 ) -> None:
-    """Run an experiment.
-
-    If the run folder already exists, resume from its last checkpoint, or print the result if the run has finished.
+    """Run an experiment. If the run folder already exists, resume from its last checkpoint, or print the result if
+    the run has finished.
 
     Example: polyfed run quickstart method=fedproto rounds=20
     """

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from polyfed.cli.arguments import CONFIG, JSON, OVERRIDES, QUIET
 from polyfed.cli.keys import HOME
 from polyfed.cli.output import print_message, print_text
-from polyfed.cli.run import CONFIG, JSON, OVERRIDES, QUIET, print_outcome, record_crash
+from polyfed.cli.run import print_outcome, record_crash
 
 if TYPE_CHECKING:
     from polyfed.config import Config

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from polyfed.cli.arguments import CONFIG, QUIET
 from polyfed.cli.output import print_message, print_text
-from polyfed.cli.run import CONFIG, QUIET
 from polyfed.errors import InputError, PolyfedError
 from polyfed.machine import available_cores
 

@@ -13,21 +13,25 @@ from polyfed.errors import InputError
 
 
 def ui(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that holds runs.")] = Path("runs"),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free one.")] = 8321,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that contains run folders.")] = Path("runs"),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on. Use 0 to pick a free port.")] = 8321,
     host: Annotated[
-        str, typer.Option(help="Who can reach it; beyond this machine, only with the token in the printed address.")
+        str,
+        typer.Option(help="Address to listen on. Other machines need the access token in the printed address."),
     ] = "127.0.0.1",
 ) -> None:
-    """Look at runs in a browser while they go: list, compare, open, stop."""
+    """Start a local dashboard to monitor, compare and stop runs.
+
+    Example: polyfed ui runs --port 8321
+    """
     for needed in ("starlette", "uvicorn"):
         if importlib.util.find_spec(needed) is None:
-            raise InputError(f"the page needs {needed}, which is not installed: pip install 'polyfed[ui]'")
+            raise InputError(f"the dashboard needs {needed}, which is not installed; run pip install 'polyfed[ui]'")
     from polyfed.ui.server import open_dashboard
 
     page = open_dashboard(folder, host, port)
     print_text(page.address)
-    print_message("Ctrl-C ends the page; runs go on")
+    print_message("press Ctrl-C to stop the dashboard; runs continue")
     page.serve()
 
 
