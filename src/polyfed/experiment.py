@@ -30,7 +30,7 @@ from polyfed.federation.engine_factory import make_engine
 from polyfed.federation.plan import Plan
 from polyfed.federation.simulation import SimulatedFederation
 from polyfed.federation.summary import summary
-from polyfed.guards.privacy_cost import released
+from polyfed.guards.privacy_cost import count_releases
 from polyfed.runs.checkpoint import CLIENT_STATES, Checkpoint, Checkpoints
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.records import Accuracy, Result, RoundRecord
@@ -208,7 +208,7 @@ class Experiment:
                 "clients": stats.client_seconds,
             },
             failures=[{k: f[k] for k in ("round", "client", "steps", "kind", "message")} for f in stats.failures],
-            released=None if guard is None else released(guard.protections, stats.uploads, stats.failures),
+            released=None if guard is None else count_releases(guard.protections, stats.uploads, stats.failures),
         )
 
     def _save_checkpoint(self, checkpoints: Checkpoints, door: Door, number: int, history: list[RoundRecord]) -> None:

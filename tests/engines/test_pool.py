@@ -1,4 +1,4 @@
-"""The pool's own promises: homes, thefts, order, deaths, deadlines."""
+"""The pool engine: worker affinity, work stealing, answer order, worker deaths and timeouts."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from polyfed.engines import zygote
 from polyfed.engines.pool import PoolEngine
 from polyfed.errors import RunError
 
-MAKER = "echo_host:make"
+HOST_FACTORY = "echo_host:make"
 ECHO = '''
 import os, signal, time
 from polyfed.core.codec import decode, encode
 from polyfed.core.engine import Answer
 
 class Echo:
-    """Answers with what it got; does what its orders say first."""
+    """Returns what it received, after it did what the orders say."""
     def __init__(self, description):
         self.folder = description["folder"]
 
@@ -50,25 +50,25 @@ def make(description):
 
 @pytest.fixture(scope="module", autouse=True)
 def echo_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One zygote for all tests here, whose forks find the echo through PYTHONPATH."""
+    """Start one zygote for all tests. Its forks import the echo host through PYTHONPATH."""
     folder = tmp_path_factory.mktemp("echo")
     (folder / "echo_host.py").write_text(ECHO)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(folder))
-        zygote.drop_early()  # the next one must see the new path
-        zygote.start_early()
+        patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+        zygote.close_spare()  # the next one must see the new path
+        zygote.start_spare()
         yield
-        zygote.drop_early()
+        zygote.close_spare()
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Any]:
-    """Pools whose workers answer with an echo."""
+    """Return a function that starts pools of echo workers."""
     pools: list[PoolEngine] = []
 
     def pool(workers: int = 2, **more: Any) -> PoolEngine:
         description: Mapping[str, Any] = {"folder": str(tmp_path), **more.pop("description", {})}
-        pools.append(PoolEngine(MAKER, description, workers, **more))
+        pools.append(PoolEngine(HOST_FACTORY, description, workers, **more))
         return pools[-1]
 
     yield pool

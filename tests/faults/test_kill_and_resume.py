@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from polyfed import api
-from polyfed.engines.scheduler import DEATHS
+from polyfed.engines.scheduler import MAX_DEATHS
 from polyfed.runs.records import RoundRecord
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -81,7 +81,7 @@ class KillsWorkers:
     """An observer that kills a worker in the middle of some rounds."""
 
     ROUNDS = (2, 4)  # one more, and a task that met them all would rightly be given up
-    assert len(ROUNDS) < DEATHS
+    assert len(ROUNDS) < MAX_DEATHS
 
     def __init__(self, method: str) -> None:
         self._moments = random.Random(method)

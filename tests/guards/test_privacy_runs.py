@@ -192,7 +192,7 @@ def test_inspect_says_what_is_protected(
     assert "Not protected: samples." in shown and "all protected fields together: epsilon" in shown
     assert (
         "'model' alone: epsilon" in shown
-        and "for any change of the client's data that leaves as it is: how many batches" in shown
+        and "any change of the client's data that does not alter what is sent without noise: how many b" in shown
     )
     assert "which classes have a row, and how many samples are behind it" in shown
 
@@ -269,7 +269,7 @@ def test_min_count_is_refused_where_samples_were_not_clipped() -> None:
 
     with (
         ToyFederation(FedProto, {"collect": "online"}) as other,
-        pytest.raises(PolyfedError, match="min_count is for class means"),
+        pytest.raises(PolyfedError, match="min_count needs class means"),
     ):
         other.experiment(other.settings(privacy={"prototypes": {"clip": 1.0, "noise": 1.0, "min_count": 2}}))
 

@@ -83,7 +83,7 @@ def test_a_site_counts_releases_whatever_state_it_is_told_to_start_from(tmp_path
     assert first.failure is None and second.failure is None and first.frame != second.frame
     for one in (host, own_host(tmp_path)):
         refused = one.handle(asked(3), again, shared())
-        assert refused.failure is not None and "more often than was planned for its noise (2 times)" in str(refused)
+        assert refused.failure is not None and "more often than its noise allows (2 times)" in str(refused)
         repeated = one.handle(asked(2), again, shared())  # the same once more tells nothing new
         assert repeated.failure is None and repeated.frame == second.frame
 

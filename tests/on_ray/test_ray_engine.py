@@ -211,11 +211,11 @@ def test_a_client_that_keeps_killing_actors_and_one_that_is_late_are_left_out(as
 
 def test_more_workers_than_fit_are_refused() -> None:
     with pytest.raises(InputError, match=r"engine.workers is 5, but .* room for 2 workers with 1 CPUs each"):
-        Cluster(None, None, WorkerResources(1.0, 0.0)).room_for(5, 20)
+        Cluster(None, None, WorkerResources(1.0, 0.0)).worker_count(5, 20)
     with pytest.raises(InputError, match="no node of the Ray cluster has 1 CPUs and 1 GPUs"):
-        Cluster(None, None, WorkerResources(1.0, 1.0)).room_for(None, 20)
-    assert Cluster(None, None, WorkerResources(0.5, 0.0)).room_for(None, 20) == 4
-    assert Cluster(None, None, WorkerResources(0.5, 0.0)).room_for(None, 3) == 3
+        Cluster(None, None, WorkerResources(1.0, 1.0)).worker_count(None, 20)
+    assert Cluster(None, None, WorkerResources(0.5, 0.0)).worker_count(None, 20) == 4
+    assert Cluster(None, None, WorkerResources(0.5, 0.0)).worker_count(None, 3) == 3
 
 
 def test_a_worker_that_cannot_be_set_up_says_why(asked: Asked, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from polyfed.core.payload import Payload, Value
 from polyfed.errors import InputError, nearest
 from polyfed.federation.simulation import SimulatedFederation
 from polyfed.guards.clipping import clip_rows
-from polyfed.guards.protections import senders
+from polyfed.guards.protections import steps_by_field
 from polyfed.runs.checkpoint import CLIENT_STATES, Checkpoints
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.state_store import FolderStore
@@ -44,13 +44,13 @@ def find_target(
 ) -> Target:
     """Return the latest upload with rows that can be attacked. Raise InputError if there is none."""
     files = sorted(folder.uploads(client.name), key=lambda path: (path.name.split("-")[0], path.stat().st_mtime_ns))
-    attackable = {name for name, steps in senders(method).items() if _has_sample_rows(method, name, steps)}
+    attackable = {name for name, steps in steps_by_field(method).items() if _has_sample_rows(method, name, steps)}
     if not files:
         raise InputError(
             f"{folder.path} has no recorded uploads of client {client.name}; run it with "
             f"evaluate.record_uploads=[{client.name}]"
         )
-    if field is not None and field in senders(method) and field not in attackable:
+    if field is not None and field in steps_by_field(method) and field not in attackable:
         raise InputError(
             f"field '{field}' has no rows of the client's samples or their class means, which the attack needs"
             f"; {nearest(field, attackable)}"

@@ -83,7 +83,7 @@ def _run(opened: OpenedRun, quiet: bool) -> Result:
     from polyfed.engines import zygote
 
     if opened.config.engine.name == "pool":
-        zygote.start_early()  # it imports torch while this process does
+        zygote.start_spare()  # it imports torch while this process does
     try:
         from polyfed import api
         from polyfed.cli.progress import ProgressBoard, ProgressObserver
@@ -92,7 +92,7 @@ def _run(opened: OpenedRun, quiet: bool) -> Result:
             watcher = ProgressObserver(board, str(opened.config.method["name"]))
             return api.execute(opened, observers=[watcher])
     finally:
-        zygote.drop_early()
+        zygote.close_spare()
 
 
 @contextlib.contextmanager

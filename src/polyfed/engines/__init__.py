@@ -1,1 +1,5 @@
-"""Engines: they only answer "run this step on these clients with these payloads"."""
+"""Engines run steps on clients: in this process (`serial`), in worker processes (`pool`), on Ray or over Flower.
+
+They pass bytes and never decode a message. `zygote` and `worker` are the pool's processes; `scheduler` distributes
+tasks; `ray_*` are the Ray engine; `framing` is the wire format between engines and workers.
+"""

@@ -1,4 +1,4 @@
-"""Messages between the pool and its workers: a JSON head and one block of bytes, over a local socket."""
+"""Messages between an engine and its workers: a JSON head and a block of bytes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The default on one machine: worker processes with one torch thread each, in which clients stay.
+"""The pool engine: worker processes with one torch thread each. It is the default on one machine.
 
-A client goes back to the worker that last held it, so its model does not travel. A worker that has nothing left to do
-takes a client from the longest queue; that client's state then comes from the store. A worker that dies is replaced,
-and the tasks it had are given out again: they name the state to start from, so nothing is done twice.
+A client runs on the worker that had it last, which still has its model in memory. An idle worker takes a client from
+the longest queue and reads its state from the store. If a worker dies, it is replaced and its tasks are queued again.
+Tasks name the state version that they start from, so repeating one is safe.
 """
 
 from __future__ import annotations
@@ -22,21 +22,23 @@ from polyfed.engines import framing, zygote
 from polyfed.engines.scheduler import CallScheduler, WorkerAffinity
 from polyfed.errors import RunError
 
-PREFETCH = 64 << 10  # a message this small fits the socket's buffer, so it can wait there for a busy worker
+PREFETCH = 64 << 10  # a message this small fits into the socket's buffer and can wait there for a busy worker
 
 
 @dataclass
 class _Worker:
+    """A worker process and its connection."""
+
     index: int
     pid: int
     connection: Connection
-    running: deque[int] = field(default_factory=deque)  # task numbers, the first is being worked on
-    since: float = 0.0
-    call: int | None = None  # the call whose shared payload it holds
-    ready: bool = False  # whether it has built what it needs
+    running: deque[int] = field(default_factory=deque)  # task numbers; the first one is running
+    since: float = 0.0  # when the running task started
+    call: int | None = None  # the call whose shared message the worker has
+    ready: bool = False  # whether its host is set up
 
     def receive(self) -> tuple[dict[str, Any], bytes] | None:
-        """Its next message; None for the one that says it is ready."""
+        """Return the next message, or None if it only says that the worker is ready."""
         head, block = framing.receive(self.connection)
         if "broken" in head:
             raise RunError(f"a worker could not be set up: {head['broken']}")
@@ -46,33 +48,33 @@ class _Worker:
         return head, block
 
     def answer(self) -> tuple[dict[str, Any], bytes]:
-        """Its next message that answers something."""
+        """Return the next message that is an answer."""
         while (message := self.receive()) is None:
             pass
         return message
 
 
 class PoolEngine:
-    """Runs tasks on worker processes."""
+    """Runs tasks in worker processes."""
 
     concurrent = True
 
     def __init__(
-        self, maker: str, description: Mapping[str, Any], workers: int, *, timeout: float | None = None
+        self, host_factory: str, description: Mapping[str, Any], workers: int, *, timeout: float | None = None
     ) -> None:
-        self._first = {"maker": maker, "description": description}
+        self._setup = {"host_factory": host_factory, "description": description}
         self._timeout = timeout
-        self._zygote = zygote.take()
-        self.homes = WorkerAffinity(workers)
+        self._zygote = zygote.acquire()
+        self.affinity = WorkerAffinity(workers)
         self._workers = [self._start(index) for index in range(workers)]
 
     @property
     def pids(self) -> list[int]:
-        """The workers' process ids."""
+        """Process ids of the workers."""
         return [worker.pid for worker in self._workers]
 
     def call(self, call: Call, shared: bytes, tasks: Sequence[Task]) -> Iterator[Answer]:
-        return _Round(self, call, shared, tasks, self._timeout).answers()
+        return _PoolCall(self, call, shared, tasks, self._timeout).answers()
 
     def peak_memory(self) -> int:
         total = 0
@@ -87,7 +89,7 @@ class PoolEngine:
     def close(self) -> None:
         for worker in self._workers:
             worker.connection.close()
-        zygote.give_back(self._zygote)
+        zygote.release(self._zygote)
 
     # workers
 
@@ -97,11 +99,11 @@ class PoolEngine:
             self._zygote = zygote.Zygote()
         pid, connection = self._zygote.fork()
         worker = _Worker(index, pid, connection)
-        framing.send(connection, self._first)
+        framing.send(connection, self._setup)
         return worker
 
     def replace(self, worker: _Worker) -> None:
-        """A new worker in the place of one that is gone or must go."""
+        """Kill a worker, if it is still running, and start a new one in its place."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(worker.pid, signal.SIGKILL)
         worker.connection.close()
@@ -111,7 +113,7 @@ class PoolEngine:
         return self._workers
 
 
-class _Round:
+class _PoolCall:
     """One call in progress."""
 
     def __init__(
@@ -122,19 +124,21 @@ class _Round:
         self._shared = shared
         self._tasks = tasks
         self._timeout = timeout
-        self._turns = CallScheduler(call, tasks, pool.homes, len(pool.workers()))
+        self._scheduler = CallScheduler(call, tasks, pool.affinity, len(pool.workers()))
 
     def answers(self) -> Iterator[Answer]:
-        """Answers in the order of the tasks."""
+        """Yield answers in task order."""
         try:
-            while not self._turns.finished:
+            while not self._scheduler.finished:
                 for worker in list(self._pool.workers()):
-                    self._feed(worker)
-                if self._turns.stuck:
+                    self._send_tasks(worker)
+                if self._scheduler.waiting:
                     self._collect()
-                yield from self._turns.in_order()
+                yield from self._scheduler.ready_answers()
         except KeyboardInterrupt:
-            for worker in self._pool.workers():  # at once: their states are whole, and they are needed no more
+            for (
+                worker
+            ) in self._pool.workers():  # at once: stored states are complete, and the workers are no longer needed
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(worker.pid, signal.SIGKILL)
                 worker.running.clear()
@@ -142,17 +146,17 @@ class _Round:
         finally:
             self._drain()
 
-    def _feed(self, worker: _Worker) -> None:
-        """Give a worker its next task, and one more to wait in its socket if that is small."""
+    def _send_tasks(self, worker: _Worker) -> None:
+        """Send a worker its next task, and a second one if it is small enough to wait in the socket."""
         while len(worker.running) < 2:
-            number = self._turns.pick(worker.index, idle=not worker.running)
+            number = self._scheduler.next_task(worker.index, idle=not worker.running)
             if number is None:
                 return
             task = self._tasks[number]
             if worker.running and (len(task.own) > PREFETCH or worker.call != self._call.number):
-                self._turns.put_back(worker.index, [number])
+                self._scheduler.put_back(worker.index, [number])
                 return
-            self._pool.homes.settle(task.client, worker.index)
+            self._pool.affinity.assign(task.client, worker.index)
             if not worker.running:
                 worker.since = time.monotonic()
             worker.running.append(number)
@@ -164,42 +168,42 @@ class _Round:
                     worker.call = self._call.number
                 framing.send(worker.connection, {"do": "task", "task": framing.task_to_json(task)}, task.own)
             except OSError:
-                self._lost(worker)
+                self._worker_died(worker)
                 return
 
     def _collect(self) -> None:
-        """Wait for an answer, a death or a deadline."""
+        """Wait for an answer, the death of a worker or a timeout."""
         busy = {worker.connection: worker for worker in self._pool.workers() if worker.running}
         if not busy:
-            return  # whoever was fed died of it; their successors are fed next
-        patience = None
+            return  # the workers died while tasks were sent; their successors get tasks next
+        wait_seconds = None
         if self._timeout is not None:
             ready = [worker.since for worker in busy.values() if worker.ready]
-            patience = max(0.0, min(ready) + self._timeout - time.monotonic()) if ready else None
-        for connection in wait(list(busy), patience):
+            wait_seconds = max(0.0, min(ready) + self._timeout - time.monotonic()) if ready else None
+        for connection in wait(list(busy), wait_seconds):
             worker = busy[connection]  # type: ignore[index]
             try:
                 message = worker.receive()
             except (EOFError, OSError):
-                self._lost(worker)
+                self._worker_died(worker)
                 continue
             if message is None:
                 continue
-            self._turns.answered(worker.running.popleft(), framing.answer_from_json(*message))
+            self._scheduler.complete(worker.running.popleft(), framing.answer_from_json(*message))
             worker.since = time.monotonic()
         if self._timeout is not None:
             for worker in list(busy.values()):
                 if worker.ready and worker.running and time.monotonic() - worker.since >= self._timeout:
                     self._pool.replace(worker)
-                    self._turns.late(worker.index, list(worker.running), self._timeout)
+                    self._scheduler.timed_out(worker.index, list(worker.running), self._timeout)
 
-    def _lost(self, worker: _Worker) -> None:
-        """A worker died: its successor gets its tasks."""
+    def _worker_died(self, worker: _Worker) -> None:
+        """Replace a worker that died and queue its tasks again."""
         self._pool.replace(worker)
-        self._turns.lost(worker.index, list(worker.running))
+        self._scheduler.worker_died(worker.index, list(worker.running))
 
     def _drain(self) -> None:
-        """Leave no answer behind when a caller stops listening in the middle of a call."""
+        """Read the remaining answers if the caller stops in the middle of a call."""
         for worker in list(self._pool.workers()):
             while worker.running:
                 try:

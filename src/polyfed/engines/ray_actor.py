@@ -1,7 +1,7 @@
-"""What runs inside a Ray worker: a host whose clients stay, and whose new states leave with the answers.
+"""The Ray actor: a host that keeps clients in memory and returns new states with the answers.
 
-No disk is shared: a state that the host does not hold comes along with its task. Everything that crosses is JSON and
-bytes of ours; Ray's own transport wraps them.
+Nodes share no disk, so a state that the host does not have is sent with the task. Everything that is sent is JSON or
+encoded payloads; only Ray's own transport wraps them.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import torch
 from polyfed.core.engine import INITIAL, Task
 from polyfed.core.host import Host
 from polyfed.engines import framing
-from polyfed.engines.ray_cluster import hearing_again
+from polyfed.engines.ray_cluster import restore_proxy
 from polyfed.engines.zygote import WORKER
 from polyfed.errors import PolyfedError, StateError
 from polyfed.machine import peak_rss
 
-SMALL = 64 << 10  # a block below this travels inside the message; a larger one is mapped from the object store
+SMALL = 64 << 10  # smaller blocks travel inside the message; larger ones are mapped from Ray's object store
 Block = bytes | np.ndarray[Any, Any]
 
 
 def block_of(data: bytes) -> Block:
-    """Bytes as they travel: large ones as an array, which Ray does not copy on its way."""
+    """Convert bytes for Ray. Large ones become an array, which Ray does not copy."""
     return data if len(data) < SMALL else np.frombuffer(data, np.uint8)
 
 
@@ -38,54 +38,55 @@ def bytes_of(block: Block) -> bytes:
 
 
 class TaskStateStore:
-    """States that came along with tasks, and those to be handed back: nothing stays."""
+    """States that were received with tasks, and new states to return. Nothing is stored permanently."""
 
     def __init__(self) -> None:
-        self._came: dict[tuple[str, int], bytes] = {}
-        self._made: dict[str, bytes] = {}
+        self._received: dict[tuple[str, int], bytes] = {}
+        self._new: dict[str, bytes] = {}
 
-    def bring(self, client: str, version: int, frame: bytes) -> None:
-        self._came[client, version] = frame
+    def add(self, client: str, version: int, frame: bytes) -> None:
+        """Add a state that was received with a task."""
+        self._received[client, version] = frame
 
-    def take(self, client: str) -> bytes:
-        """The state that a task led to; empty if it led to none. What came along with it is let go."""
-        self._came.clear()
-        return self._made.pop(client, b"")
+    def take_new(self, client: str) -> bytes:
+        """Return a client's new state, or empty bytes if there is none. Forget the received states."""
+        self._received.clear()
+        return self._new.pop(client, b"")
 
     def write(self, client: str, version: int, frame: bytes) -> None:
-        self._made[client] = frame
+        self._new[client] = frame
 
     def read(self, client: str, version: int) -> bytes:
-        if (client, version) not in self._came:
-            raise StateError(f"the state of client {client} after call {version} did not come with its task")
-        return self._came[client, version]
+        if (client, version) not in self._received:
+            raise StateError(f"the state of client {client} after call {version} was not sent with its task")
+        return self._received[client, version]
 
     def discard(self, client: str, versions: Sequence[int]) -> None:
-        """Nothing is kept here; whoever gets the answer discards."""
+        """Do nothing. The receiver of the answer discards states."""
 
 
 class Actor:
-    """One worker: it lives as long as the engine that made it, and does one thing at a time."""
+    """One worker. It lives as long as its engine and runs one batch at a time."""
 
     def __init__(self) -> None:
         self._store = TaskStateStore()
         self._host: Host | None = None
         self._shared: tuple[int, bytes] = (0, b"")
 
-    def set_up(self, maker: str, description: bytes, files: Sequence[Block]) -> str:
-        """Make the host. What went wrong, as a sentence, or nothing.
+    def set_up(self, host_factory: str, description: bytes, files: Sequence[Block]) -> str:
+        """Create the host. Return an error message, or an empty string.
 
-        `maker` is 'module:function' of ours, which turns a description, files and a store into a host.
+        `host_factory` is the 'module:function' that creates a host from a description, files and a store.
         """
-        torch.set_num_threads(1)  # one core each; also what makes results independent of the number of workers
+        torch.set_num_threads(1)  # one core per worker; results then do not depend on the number of workers
         os.environ[WORKER] = "1"  # a user's file that is imported here must not start a run
-        hearing_again()
-        told = json.loads(description)
-        sys.path += [folder for folder in told.get("search", []) if folder not in sys.path]
-        module, _, name = maker.partition(":")
+        restore_proxy()
+        settings = json.loads(description)
+        sys.path += [folder for folder in settings.get("search", []) if folder not in sys.path]
+        module, _, name = host_factory.partition(":")
         try:
-            make = getattr(importlib.import_module(module), name)
-            self._host = make(told, [bytes_of(file) for file in files], self._store)
+            create = getattr(importlib.import_module(module), name)
+            self._host = create(settings, [bytes_of(file) for file in files], self._store)
         except PolyfedError as error:
             return str(error)
         except Exception as error:
@@ -93,29 +94,29 @@ class Actor:
         return ""
 
     def work(self, head: bytes, shared: Block, blocks: Sequence[Block]) -> list[Block]:
-        """A batch of tasks of one call: a head that says what was answered, and the blocks it speaks of."""
+        """Run a batch of tasks of one call. Return a JSON head about the answers, and their blocks."""
         assert self._host is not None
-        order = json.loads(head)
-        call = framing.call_from_json(order["call"])
+        request = json.loads(head)
+        call = framing.call_from_json(request["call"])
         if self._shared[0] != call.number:
             self._shared = (call.number, bytes_of(shared))
-        came = iter(blocks)
-        said: list[dict[str, Any]] = []
+        received = iter(blocks)
+        entries: list[dict[str, Any]] = []
         out: list[Block] = []
-        for told in order["tasks"]:
-            own = bytes_of(next(came)) if told["own"] else b""
-            state = bytes_of(next(came)) if told["state"] else b""
-            task = framing.task_from_json(told, own)
+        for entry in request["tasks"]:
+            own = bytes_of(next(received)) if entry["own"] else b""
+            state = bytes_of(next(received)) if entry["state"] else b""
+            task = framing.task_from_json(entry, own)
             if not state and not self._has(task):
-                said.append({"missing": True})  # it was let go for lack of room: to be sent along
+                entries.append({"missing": True})  # it was dropped to free memory and must be sent with the task
                 continue
             if state:
-                self._store.bring(task.client, task.base, state)
+                self._store.add(task.client, task.base, state)
             answer = self._host.handle(call, task, self._shared[1])
-            made = self._store.take(task.client)
-            said.append({"answer": framing.answer_to_json(answer), "state": bool(made)})
-            out += [block_of(answer.frame), block_of(made)] if made else [block_of(answer.frame)]
-        return [json.dumps(said).encode(), *out]
+            new = self._store.take_new(task.client)
+            entries.append({"answer": framing.answer_to_json(answer), "state": bool(new)})
+            out += [block_of(answer.frame), block_of(new)] if new else [block_of(answer.frame)]
+        return [json.dumps(entries).encode(), *out]
 
     def _has(self, task: Task) -> bool:
         assert self._host is not None

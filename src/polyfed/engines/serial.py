@@ -1,4 +1,4 @@
-"""Everything in this process, one client after the other: the reference that every other engine must equal."""
+"""The serial engine: all clients in this process, one after the other. Every other engine must give equal results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from polyfed.core.host import Host
 
 
 class SerialEngine:
-    """Runs tasks in order, through the same bytes as every other engine."""
+    """Runs tasks in order, with the same encoded messages as every other engine."""
 
     concurrent = False
 

@@ -1,4 +1,4 @@
-"""The life of one pool worker: build the federation's clients on demand, run tasks, answer."""
+"""A pool worker process: it builds clients on demand and runs tasks."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from polyfed.machine import peak_rss
 
 
 def warm_up() -> None:
-    """Do in the zygote, once, what torch puts off until the first optimiser is made: importing its compiler."""
+    """Import in the zygote what torch imports only when the first optimiser is created (its compiler)."""
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1, fused=True)
 
 
 def serve(connection: Connection) -> None:
-    """Answer until the other end hangs up. The first message says how to make the host."""
-    torch.set_num_threads(1)  # one core each; also what makes results independent of the number of workers
+    """Run tasks until the connection is closed. The first message describes the host to create."""
+    torch.set_num_threads(1)  # one core per worker; results then do not depend on the number of workers
     call = Call(0, 0)
     shared = b""
     try:
         head, _ = framing.receive(connection)
         try:
-            host = make_host(head["maker"], head["description"])
+            host = make_host(head["host_factory"], head["description"])
         except Exception as error:
             framing.send(connection, {"broken": f"{type(error).__name__}: {error}"})
             return
-        framing.send(connection, {"ready": True})  # a deadline counts from here
+        framing.send(connection, {"ready": True})  # timeouts count from here
         while True:
             head, block = framing.receive(connection)
             if head["do"] == "call":
@@ -47,8 +47,8 @@ def serve(connection: Connection) -> None:
         return
 
 
-def make_host(maker: str, description: Mapping[str, Any]) -> Host:
-    """`maker` is 'module:function' of ours, which turns a description into a host."""
-    module, _, name = maker.partition(":")
+def make_host(factory: str, description: Mapping[str, Any]) -> Host:
+    """Create a host. `factory` is the 'module:function' that creates it from a description."""
+    module, _, name = factory.partition(":")
     function: Callable[[Mapping[str, Any]], Host] = getattr(importlib.import_module(module), name)
     return function(description)

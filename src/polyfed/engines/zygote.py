@@ -1,7 +1,7 @@
-"""A process that has imported everything once, and from which workers are forked.
+"""The zygote: a process that has imported torch and polyfed once, and from which pool workers are forked.
 
-Starting it needs no torch in the caller, so a command can start it first and import meanwhile. Forking from it takes
-milliseconds, shares the memory of imported libraries between workers, and never runs the user's main script again.
+It is started before the caller imports torch, so that both import at the same time. A fork takes milliseconds, shares
+the memory of imported libraries, and never runs the user's main script again.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ WORKER = "POLYFED_WORKER"  # set in the environment of every process that is a w
 
 
 class Zygote:
-    """The caller's end: asks for workers."""
+    """Handle of a zygote process."""
 
     def __init__(self) -> None:
         if not hasattr(os, "fork"):
             raise InputError("engine 'pool' needs a POSIX system; set engine.name: serial")
         self._control, theirs = socket.socketpair()
         with theirs:
-            # a session of its own: Ctrl-C in a terminal reaches the run, which then stops its workers itself
+            # in its own session: Ctrl-C in a terminal reaches the run only, which stops its workers itself
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "polyfed.engines.zygote", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
@@ -39,14 +39,14 @@ class Zygote:
             )
 
     def fork(self) -> tuple[int, Connection]:
-        """A new worker: its process id and the connection to it."""
+        """Fork a worker. Return its process id and the connection to it."""
         ours, theirs = socket.socketpair()
         try:
             with theirs:
                 socket.send_fds(self._control, [b"fork"], [theirs.fileno()])
             pid = self._control.recv(8)
         except OSError as error:
-            raise RunError(f"the pool's starting process is gone ({error})") from None
+            raise RunError(f"the process that starts the pool's workers is gone ({error})") from None
         if len(pid) < 8:
             raise RunError(f"the pool could not start a worker (exit code {self._process.wait(10)})")
         return int.from_bytes(pid, "little"), Connection(ours.detach())
@@ -56,7 +56,7 @@ class Zygote:
         return self._process.poll() is None
 
     def close(self) -> None:
-        """It keeps nothing that could be lost, so it is not waited for."""
+        """Kill the process. It has no data that could be lost."""
         self._control.close()
         self._process.kill()
         self._process.wait()
@@ -65,14 +65,14 @@ class Zygote:
 _spare: list[Zygote] = []
 
 
-def start_early() -> None:
-    """Start a zygote now, to be used by the next pool of this process."""
+def start_spare() -> None:
+    """Start a zygote in advance, for the next pool of this process."""
     if not _spare:
         _spare.append(Zygote())
 
 
-def take() -> Zygote:
-    """The spare zygote, if there is one that lives, or a new one."""
+def acquire() -> Zygote:
+    """Return a zygote: the spare one if it is alive, or else a new one."""
     while _spare:
         spare = _spare.pop()
         if spare.alive:
@@ -81,34 +81,34 @@ def take() -> Zygote:
     return Zygote()
 
 
-def give_back(zygote: Zygote) -> None:
-    """Keep a zygote for the next pool of this process: that one then starts at once."""
+def release(zygote: Zygote) -> None:
+    """Keep a zygote as a spare for the next pool of this process."""
     if zygote.alive and not _spare:
         _spare.append(zygote)
     else:
         zygote.close()
 
 
-def drop_early() -> None:
-    """End a zygote that nobody took."""
+def close_spare() -> None:
+    """Close the spare zygote, if there is one."""
     while _spare:
         _spare.pop().close()
 
 
-atexit.register(drop_early)
+atexit.register(close_spare)
 
 
 def _die_with_parent() -> None:
-    """On Linux: a worker ends when its zygote does, which ends when the run does, however that ended."""
+    """Ask Linux to kill this worker when its zygote dies, which in turn ends with the run."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def main(descriptor: int) -> None:
-    """The zygote's own life: import, then fork on request until the caller hangs up."""
+    """Run the zygote: import everything, then fork on request until the caller closes the connection."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    from polyfed.engines import worker  # imports torch and all that a worker needs
+    from polyfed.engines import worker  # imports torch and everything else that a worker needs
 
     worker.warm_up()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps workers

@@ -29,7 +29,7 @@ def ray_engine(federation: SimulatedFederation, store: Path, scratch: Path) -> R
     workers = wanted.workers if isinstance(wanted.workers, int) else None
     cluster = Cluster(wanted.address, workers, WorkerResources(wanted.cpus_per_worker, wanted.gpus_per_worker))
     try:
-        count = cluster.room_for(workers, max(1, federation.config.per_round))
+        count = cluster.worker_count(workers, max(1, federation.config.per_round))
         description = federation.describe_for_workers(scratch)
         files = [(scratch / name).read_bytes() for name in FILES]
         return RayEngine(cluster, MAKER, description, files, FolderStore(store), count, timeout=wanted.timeout)

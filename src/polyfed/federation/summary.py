@@ -12,7 +12,7 @@ from polyfed.config import Config
 from polyfed.core.codec import encode
 from polyfed.core.payload import Value
 from polyfed.guards.privacy import PrivacyGuard
-from polyfed.guards.privacy_cost import spent
+from polyfed.guards.privacy_cost import privacy_report
 from polyfed.machine import peak_rss
 from polyfed.runs.records import KINDS, VERSION, Result, RoundRecord
 
@@ -85,7 +85,7 @@ def _privacy(
     """Return the privacy budget that was spent, and the fields that were uploaded without protection."""
     protected = {protection.field for protection in guard.protections}
     unprotected = [field for field in uploaded if field not in protected]
-    return spent(guard.protections, unprotected, [record.released or {} for record in history], names)
+    return privacy_report(guard.protections, unprotected, [record.released or {} for record in history], names)
 
 
 def _accuracy(kind: str, history: Sequence[RoundRecord]) -> dict[str, Any] | None:

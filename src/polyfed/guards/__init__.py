@@ -1,4 +1,5 @@
-"""What stands around a client's replies: clipping, noise and the account of what they cost.
+"""Differential privacy of the fields that clients upload: clipping, noise and accounting.
 
-`settings` reads what a config asks for, `privacy` protects at the client, `account` and `spent` say what it cost.
+`protections` resolves the config; `privacy` protects replies at the client, with `clipping`, `noise` and
+`sensitivity`; `accountant` and `privacy_cost` compute the epsilon of every client.
 """

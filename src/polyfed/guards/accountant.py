@@ -1,6 +1,6 @@
-"""What releases cost, by opacus' accountant: Renyi differential privacy, composed over releases, without subsampling.
+"""Privacy accounting with opacus: Renyi differential privacy, composed over releases.
 
-Who takes part in a round is no secret to the server, so nothing is gained from it being a sample of all clients.
+Subsampling does not amplify privacy here, because the server knows which clients take part in a round.
 """
 
 from __future__ import annotations
@@ -11,30 +11,30 @@ from functools import cache
 
 from polyfed.errors import InputError
 
-# Orders of Renyi divergence that are tried: for epsilons from far below 0.01 to far above 1000.
+# Orders of Renyi divergence, for epsilons from far below 0.01 to far above 1000.
 ORDERS = tuple(1 + 10 ** (k / 40) for k in range(-120, 281))
-TOLERANCE = 1e-7  # of a calibrated epsilon, which is never above the one that was asked for
+TOLERANCE = 1e-7  # of a calibrated epsilon, which never exceeds the requested one
 
 
 def epsilon(releases: Iterable[tuple[float, int]], delta: float) -> float:
-    """The composed epsilon of Gaussian releases: (noise multiplier, how many) of each kind."""
-    made = tuple((multiplier, count) for multiplier, count in releases if count)
-    return _epsilon(made, delta) if made else 0.0
+    """Return the composed epsilon of Gaussian releases, given as (noise multiplier, number of releases)."""
+    counted = tuple((multiplier, count) for multiplier, count in releases if count)
+    return _epsilon(counted, delta) if counted else 0.0
 
 
 @cache
-def _epsilon(made: tuple[tuple[float, int], ...], delta: float) -> float:
+def _epsilon(releases: tuple[tuple[float, int], ...], delta: float) -> float:
     from opacus.accountants import RDPAccountant
 
     accountant = RDPAccountant()
-    accountant.history = [(multiplier, 1.0, count) for multiplier, count in made]
+    accountant.history = [(multiplier, 1.0, count) for multiplier, count in releases]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the best order is the last one: the bound holds all the same
+        warnings.simplefilter("ignore")  # opacus warns if the best order is the last one; the bound still holds
         return max(0.0, float(accountant.get_epsilon(delta, alphas=list(ORDERS))))
 
 
 def multiplier(epsilon: float, delta: float, releases: int) -> float:
-    """The least noise, in multiples of the sensitivity, with which so many releases together cost `epsilon`."""
+    """Return the smallest noise multiplier with which this many releases cost at most `epsilon`."""
     from opacus.accountants.utils import get_noise_multiplier
 
     with warnings.catch_warnings():
@@ -53,6 +53,6 @@ def multiplier(epsilon: float, delta: float, releases: int) -> float:
             )
         except ValueError:
             raise InputError(
-                f"epsilon {epsilon:g} at delta {delta:g} over {releases} releases needs more noise than any value "
-                "would survive; raise epsilon or lower the number of rounds"
+                f"epsilon {epsilon:g} at delta {delta:g} over {releases} releases needs too much noise; "
+                "raise epsilon or lower the number of rounds"
             ) from None

@@ -1,4 +1,4 @@
-"""Values as rows of numbers, rows brought to a norm, and back."""
+"""Clipping: convert fields to rows of numbers, clip their norms, and convert them back."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from polyfed.core.class_tables import ClassTable
 from polyfed.core.payload import Value
 from polyfed.errors import PolyfedError
 
-COUNTERS = "num_batches_tracked"  # integers that BatchNorm keeps: they count batches and are left as they are
+COUNTERS = "num_batches_tracked"  # BatchNorm's batch counters; they are not protected
 VARIANCES = "running_var"
 
 
 class PrivacyError(PolyfedError):
-    """A reply that may not leave as it is; nothing of it does."""
+    """A reply that must not be sent. No part of it is."""
 
 
 def clip_rows(rows: Tensor, clip: float) -> Tensor:
-    """Every row that is longer than `clip` brought to that length."""
+    """Scale rows with an L2 norm above `clip` down to it."""
     norms: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     return torch.where(norms > clip, rows * (clip / norms), rows)
 
 
 def as_rows(name: str, value: Value, unit: str) -> Tensor:
-    """The numbers of a field in double precision: a row per row of the field, or all of them as one row."""
+    """Return the numbers of a field in double precision: its rows, or all numbers as one row (unit `message`)."""
     if isinstance(value, ClassTable):
         rows = value.values.detach().double()
     elif isinstance(value, Tensor) and unit == "row":
@@ -35,33 +35,33 @@ def as_rows(name: str, value: Value, unit: str) -> Tensor:
             raise PrivacyError(f"field '{name}' is {value.dtype} of shape {tuple(value.shape)}, which has no rows")
         rows = value.detach().double().reshape(len(value), -1)
     else:
-        found = [tensor.detach().double().reshape(-1) for _, tensor in leaves(name, value)]
-        rows = torch.cat(found)[None] if found else torch.zeros(1, 0, dtype=torch.float64)
+        flat = [tensor.detach().double().reshape(-1) for _, tensor in protected_tensors(name, value)]
+        rows = torch.cat(flat)[None] if flat else torch.zeros(1, 0, dtype=torch.float64)
     if not bool(torch.isfinite(rows).all()):
         raise PrivacyError(f"field '{name}' holds values that are not finite")
     return rows.reshape(1, -1) if unit == "message" else rows
 
 
 def from_rows(name: str, value: Value, rows: Tensor) -> Value:
-    """A field like `value` with the numbers in `rows`."""
+    """Return a field with the structure of `value` and the numbers of `rows`."""
     if isinstance(value, ClassTable):
         return replace(value, values=rows.reshape(value.values.shape).to(value.values.dtype))
     numbers, start = rows.reshape(-1), 0
-    made: dict[str, Tensor] = {}
-    for path, tensor in leaves(name, value):
+    tensors: dict[str, Tensor] = {}
+    for path, tensor in protected_tensors(name, value):
         stop = start + tensor.numel()
-        made[path] = numbers[start:stop].reshape(tensor.shape).to(tensor.dtype)
+        tensors[path] = numbers[start:stop].reshape(tensor.shape).to(tensor.dtype)
         if path.endswith(VARIANCES):
-            made[path].clamp_(min=0)  # a model cannot take the root of less; what is done after noise costs nothing
+            tensors[path].clamp_(min=0)  # a variance; post-processing does not cost privacy
         start = stop
-    return _rebuilt(name, value, made)
+    return _replace_tensors(name, value, tensors)
 
 
-def leaves(path: str, value: Value) -> Iterator[tuple[str, Tensor]]:
-    """The tensors to protect in a field, by their paths; what can neither be protected nor left out is refused."""
+def protected_tensors(path: str, value: Value) -> Iterator[tuple[str, Tensor]]:
+    """Yield the floating-point tensors of a field with their paths. Raise PrivacyError for other values."""
     if isinstance(value, Mapping):
-        for key in sorted(value):  # two fields of the same tensors give their numbers in the same order
-            yield from leaves(f"{path}/{key}", value[key])
+        for key in sorted(value):  # a fixed order of the numbers
+            yield from protected_tensors(f"{path}/{key}", value[key])
     elif isinstance(value, Tensor) and value.is_floating_point():
         yield path, value
     elif not (isinstance(value, Tensor) and path.endswith(COUNTERS)):
@@ -69,7 +69,7 @@ def leaves(path: str, value: Value) -> Iterator[tuple[str, Tensor]]:
         raise PrivacyError(f"field '{path}' is of type {kind}, which noise cannot protect")
 
 
-def _rebuilt(path: str, value: Value, made: Mapping[str, Tensor]) -> Value:
+def _replace_tensors(path: str, value: Value, tensors: Mapping[str, Tensor]) -> Value:
     if isinstance(value, Mapping):
-        return {key: _rebuilt(f"{path}/{key}", item, made) for key, item in value.items()}
-    return made.get(path, value)
+        return {key: _replace_tensors(f"{path}/{key}", item, tensors) for key, item in value.items()}
+    return tensors.get(path, value)

@@ -1,7 +1,7 @@
-"""Gaussian noise that nobody can foretell without the name it is drawn under.
+"""Gaussian noise from a cryptographic hash of a name.
 
-The same name gives the same noise, so that a call which is repeated after a crash answers with the same bytes.
-A name that holds a secret makes the noise one that only the holder of the secret can take off again.
+The same name gives the same noise, so a call that is repeated after a crash sends the same bytes. If the name
+contains a secret, only its owner can reproduce the noise.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from torch import Tensor
 
 
 def gaussian(count: int, *name: str | int) -> Tensor:
-    """Standard normal numbers in double precision, from SHAKE-256 over the name."""
+    """Return standard normal numbers in double precision, from SHAKE-256 of the name."""
     raw = np.frombuffer(hashlib.shake_256(_text(name)).digest(8 * count), dtype="<u8")
-    # The middle of one of 2^52 equal parts of (0, 1): never 0 or 1, and every one a double. Tails end at 8.2.
+    # The midpoint of one of 2^52 equal intervals of (0, 1): never 0 or 1, and exact in double. Tails end at 8.2.
     uniform = ((raw >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
     normal: Tensor = torch.special.ndtri(torch.from_numpy(uniform))
     return normal
 
 
-def short_name(*name: str | int) -> str:
-    """A name by which noise can be known again, and nothing told about it."""
+def release_id(*name: str | int) -> str:
+    """Return an identifier of noise that reveals nothing about it."""
     return hashlib.blake2b(_text(name), digest_size=16).hexdigest()
 
 
@@ -32,5 +32,5 @@ def _text(name: tuple[str | int, ...]) -> bytes:
 
 
 def digest(values: Tensor) -> str:
-    """A name for values: noise drawn under it is new for every value, and the same for the same one."""
+    """Return a digest of values. As part of a name, it gives different values different noise."""
     return hashlib.sha256(np.ascontiguousarray(values.numpy()).tobytes()).hexdigest()

@@ -1,4 +1,4 @@
-"""What a run has cost each client, from the record of its rounds to `result.json`."""
+"""Privacy cost of a run by client, for `result.json`."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from polyfed.guards import accountant
-from polyfed.guards.protections import MESSAGE_GUARANTEE, ROW_GUARANTEE, Protection
+from polyfed.guards.protections import ROW_GUARANTEE, Protection, message_guarantee
 
-NOTHING_LEFT = {"raised", "storage"}  # failures at the client before a reply; all others may have followed one
+NO_REPLY_SENT = {"raised", "storage"}  # failures at the client before a reply; others may have followed one
 
 
-def released(
-    protections: Iterable[Protection], left: Iterable[Mapping[str, Any]], failures: Iterable[Mapping[str, Any]]
+def count_releases(
+    protections: Iterable[Protection], uploads: Iterable[Mapping[str, Any]], failures: Iterable[Mapping[str, Any]]
 ) -> dict[str, dict[str, int]]:
-    """By field and client, how often it left in a round. What may have left without arriving counts as well."""
-    found: dict[str, dict[str, int]] = {}
-    gone, lost = list(left), [failure for failure in failures if failure["kind"] not in NOTHING_LEFT]
+    """Return how often each field was sent in a round, by client. Replies that may have been lost count too."""
+    counts: dict[str, dict[str, int]] = {}
+    accepted, lost = list(uploads), [failure for failure in failures if failure["kind"] not in NO_REPLY_SENT]
     for one in protections:
-        clients = [str(message["client"]) for message in gone if one.field in message["fields"]]
+        clients = [str(message["client"]) for message in accepted if one.field in message["fields"]]
         clients += [str(failure["client"]) for failure in lost if set(failure["steps"]) & set(one.steps)]
-        found[one.field] = {name: clients.count(name) for name in dict.fromkeys(clients)}
-    return found
+        counts[one.field] = {name: clients.count(name) for name in dict.fromkeys(clients)}
+    return counts
 
 
-def spent(
+def privacy_report(
     protections: Sequence[Protection],
     unprotected: Sequence[str],
     releases: Iterable[Mapping[str, Mapping[str, int]]],
     names: Sequence[str],
 ) -> dict[str, Any]:
-    """The privacy entry of a result: how fields were protected, what is not, and the composed cost by client."""
+    """Return the `privacy` entry of a result: protected and unprotected fields, and the composed cost by client."""
     counts: dict[str, dict[str, int]] = {one.field: {} for one in protections}
     for by_field in releases:  # of each round
         for field, by_client in by_field.items():
@@ -55,13 +55,13 @@ def spent(
                 "epsilon": None if one.measured else max(cost([one], name, one.delta) for name in names),
                 "delta": None if one.measured else one.delta,
                 "holds_for": one.guarantee,
-                "not_protected": one.beside,
+                "not_protected": one.unprotected,
             }
             for one in protections
         },
         "clients": {
             name: {
-                # all bounded fields together, over all rounds
+                # all fields with a bounded sensitivity together, over all rounds
                 "epsilon": None if delta is None else cost(bounded, name, delta),
                 "delta": delta,
                 "holds_for": joint,
@@ -75,8 +75,8 @@ def spent(
 
 
 def _joint_guarantee(bounded: Sequence[Protection]) -> str | None:
-    """For which change of the data several fields' joint epsilon holds: the least of what it holds for alone."""
+    """Return the change of data for which the joint epsilon of several fields holds: the weakest of theirs."""
     if any(one.unit == "row" for one in bounded):
         return ROW_GUARANTEE
-    beside = "; ".join(dict.fromkeys(one.beside for one in bounded if one.beside))
-    return (MESSAGE_GUARANTEE + (f" that leaves as it is: {beside}" if beside else "")) if bounded else None
+    exposed = "; ".join(dict.fromkeys(one.unprotected for one in bounded if one.unprotected))
+    return message_guarantee(exposed) if bounded else None

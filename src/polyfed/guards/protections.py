@@ -1,4 +1,4 @@
-"""From what a config asks for to how a field is protected: names are checked and noise is calibrated."""
+"""Resolution of the `privacy` config: check field names and calibrate noise."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from polyfed.guards.sensitivity import classic_multiplier
 
 Unit = Literal["row", "message"]
 ROW_GUARANTEE = "one sample replaced by another of its class, with the client's model taken as known"
-MESSAGE_GUARANTEE = "any change of the client's data"
 
 
-class Asked(Protocol):
-    """What a config says about one field."""
+class FieldPrivacy(Protocol):
+    """Privacy config of one field."""
 
     @property
     def clip(self) -> float | None: ...
@@ -46,159 +45,174 @@ class Asked(Protocol):
 
 @dataclass(frozen=True)
 class Schedule:
-    """How often a client may be asked, at most."""
+    """Maximum number of times that a client can take part."""
 
-    rounds: int  # in which the client that takes part most often does
-    attempts: int = 1  # how often one round may be tried
+    rounds: int  # rounds of the client that takes part most often
+    attempts: int = 1  # attempts at one round
 
 
 @dataclass(frozen=True)
 class Protection:
-    """How one field is protected. `sensitivity` is what one change of the data can move in L2 norm."""
+    """Protection of one field. `sensitivity` is the largest L2 change that one change of the data can cause."""
 
     field: str
     steps: tuple[str, ...]  # that send it
     clip: float | None
-    multiplier: float  # the noise's deviation over the sensitivity
+    multiplier: float  # standard deviation of the noise over the sensitivity
     delta: float
     unit: Unit
     min_count: int | None
     relative_to: str | None
     measured: bool
-    limit: int | None  # distinct releases that a client may make; none: as many as happen, each of them counted
-    planned: int | None  # releases that the noise was calibrated for
-    counted: bool  # whether a step may run more than once a round, since the number of releases is known otherwise
-    beside: str = ""  # what leaves with the field as it is
+    limit: int | None  # largest number of distinct releases by a client; None: no limit
+    planned: int | None  # number of releases that the noise was calibrated for
+    counted: bool  # whether a step may run more than once a round, because `limit` bounds the releases anyway
+    unprotected: str = ""  # what the field reveals without noise
 
     @property
     def sensitivity(self) -> float | None:
-        """Two rows of norm `clip` are at most 2 clip apart; a mean of n clipped rows moves by 2 clip / n."""
+        """Rows of norm `clip` are at most 2 clip apart. A mean of n clipped rows changes by at most 2 clip / n."""
         return None if self.measured or self.clip is None else 2 * self.clip / (self.min_count or 1)
 
     @property
     def bound(self) -> Bound | None:
-        """What class means must be made of, for a sensitivity below that of any row of norm `clip`."""
+        """Condition on class means that gives the lower sensitivity 2 clip / min_count."""
         return None if self.min_count is None or self.clip is None else Bound(self.clip, self.min_count)
 
     @property
     def sigma(self) -> float | None:
-        """The deviation of the noise on every number; none where it is measured anew for every release."""
+        """Standard deviation of the noise; None if the sensitivity is measured for every release."""
         return None if self.sensitivity is None else self.multiplier * self.sensitivity
 
     @property
     def guarantee(self) -> str:
-        """For which change of a client's data the epsilon holds."""
+        """Change of a client's data for which the epsilon holds."""
         if self.measured:
             return "none: the sensitivity was measured, not bounded"
         if self.unit == "row":
             return ROW_GUARANTEE
-        return MESSAGE_GUARANTEE + (f" that leaves as it is: {self.beside}" if self.beside else "")
+        return message_guarantee(self.unprotected)
 
 
-def senders(method: Method) -> dict[str, tuple[str, ...]]:
-    """The fields that leave a client, and the steps that send them."""
-    found: dict[str, tuple[str, ...]] = {}
+def message_guarantee(unprotected: str) -> str:
+    """Describe the change of data for which the epsilon of a complete message holds."""
+    exception = f" that does not alter what is sent without noise: {unprotected}" if unprotected else ""
+    return f"any change of the client's data{exception}"
+
+
+def steps_by_field(method: Method) -> dict[str, tuple[str, ...]]:
+    """Return the fields that clients upload, and the steps that send them."""
+    steps: dict[str, tuple[str, ...]] = {}
     for name in dir(type(method)):
         messages = getattr(getattr(type(method), name), "messages", None)
         for field in messages.up if isinstance(messages, Messages) else ():
-            found[field] = (*found.get(field, ()), name)
-    return found
+            steps[field] = (*steps.get(field, ()), name)
+    return steps
 
 
 def resolve(
-    asked: Mapping[str, Asked], method: Method, schedule: Schedule, multipliers: Mapping[str, float] | None = None
+    configs: Mapping[str, FieldPrivacy],
+    method: Method,
+    schedule: Schedule,
+    multipliers: Mapping[str, float] | None = None,
 ) -> tuple[Protection, ...]:
-    """How every field is protected. `multipliers` are those that were calibrated before, for the same config."""
-    sent = senders(method)
-    found = []
-    for field, wanted in asked.items():
+    """Return the protection of every configured field. `multipliers` are from an earlier calibration."""
+    sent = steps_by_field(method)
+    protections = []
+    for field, config in configs.items():
         if field not in sent:
             raise InputError(f"privacy: {method.name} sends no field '{field}'; {nearest(field, sent)}")
-        found.append(_resolved(field, wanted, method, sent[field], schedule, (multipliers or {}).get(field)))
-    _check_counts(found)
-    return tuple(found)
+        multiplier = (multipliers or {}).get(field)
+        protections.append(_resolve_field(field, config, method, sent[field], schedule, multiplier))
+    _check_bounds(protections)
+    return tuple(protections)
 
 
-def _resolved(
-    field: str, asked: Asked, method: Method, steps: tuple[str, ...], schedule: Schedule, multiplier: float | None
+def _resolve_field(
+    field: str,
+    config: FieldPrivacy,
+    method: Method,
+    steps: tuple[str, ...],
+    schedule: Schedule,
+    multiplier: float | None,
 ) -> Protection:
     kinds = [getattr(type(method), name).messages.up[field] for name in steps]
     by_row = all(_has_rows(kind, method) for kind in kinds)
-    unit: Unit = asked.unit if asked.unit != "auto" else "row" if by_row else "message"
+    unit: Unit = config.unit if config.unit != "auto" else "row" if by_row else "message"
     _check_kind(field, kinds, unit, by_row)
-    if asked.min_count is not None and not (unit == "row" and all(isinstance(kind, TableField) for kind in kinds)):
+    if config.min_count is not None and not (unit == "row" and all(isinstance(kind, TableField) for kind in kinds)):
         raise InputError(
-            f"privacy.{field}.min_count is for class means protected row by row, which '{field}' does not have or "
-            "which unit: message is not"
+            f"privacy.{field}.min_count needs class means that are protected row by row; '{field}' has none, or its "
+            "unit is 'message'"
         )
-    if asked.relative_to is not None:
+    if config.relative_to is not None:
         for name in steps:
             down = getattr(type(method), name).messages.down
-            if asked.relative_to not in down:
+            if config.relative_to not in down:
                 raise InputError(
-                    f"privacy.{field}.relative_to is '{asked.relative_to}', which step '{name}' does not receive; "
-                    f"{nearest(asked.relative_to, down)}"
+                    f"privacy.{field}.relative_to is '{config.relative_to}', which step '{name}' does not receive; "
+                    f"{nearest(config.relative_to, down)}"
                 )
-    measured = asked.sensitivity == "measured"
-    # every step once a round, and once more where the method has something to finish
+    measured = config.sensitivity == "measured"
+    # every step once a round, and once more if the method has a `finish`
     finishes = type(method).finish is not Method.finish
-    limit = asked.releases or (schedule.rounds + finishes) * len(steps)
-    whole_run = asked.epsilon is not None and not asked.per_release and not measured
-    limit *= schedule.attempts  # a round that is tried again may release other values
+    limit = config.releases or (schedule.rounds + finishes) * len(steps)
+    whole_run = config.epsilon is not None and not config.per_release and not measured
+    limit *= schedule.attempts  # a repeated round may release other values
     planned = limit if whole_run else None
     if multiplier is None:
-        multiplier = _multiplier(field, asked, planned)
+        multiplier = _multiplier(field, config, planned)
     return Protection(
         field,
         steps,
-        asked.clip,
+        config.clip,
         multiplier,
-        asked.delta,
+        config.delta,
         unit,
-        asked.min_count,
-        asked.relative_to,
+        config.min_count,
+        config.relative_to,
         measured,
-        limit if whole_run or asked.releases else None,
+        limit if whole_run or config.releases else None,
         planned,
-        asked.releases is not None or finishes,
-        _beside(kinds),
+        config.releases is not None or finishes,
+        _unprotected(kinds),
     )
 
 
-def _multiplier(field: str, asked: Asked, planned: int | None) -> float:
-    if asked.noise is not None:
-        return asked.noise
-    if asked.epsilon is None:
+def _multiplier(field: str, config: FieldPrivacy, planned: int | None) -> float:
+    if config.noise is not None:
+        return config.noise
+    if config.epsilon is None:
         raise InputError(f"privacy.{field} has neither epsilon nor noise; give one of them")
-    if asked.sensitivity == "measured":
-        return classic_multiplier(asked.epsilon, asked.delta)
-    return accountant.multiplier(asked.epsilon, asked.delta, planned or 1)
+    if config.sensitivity == "measured":
+        return classic_multiplier(config.epsilon, config.delta)
+    return accountant.multiplier(config.epsilon, config.delta, planned or 1)
 
 
 def _has_rows(kind: Field, method: Method) -> bool:
-    """Rows of which one sample touches one at most: only then is 2 clip what it can move in all of them together."""
+    """Return whether one sample influences at most one row. Only then is the sensitivity of all rows 2 clip."""
     rows = isinstance(kind, TableField) or (isinstance(kind, TensorField) and len(kind.dims) > 1)
     return rows and kind.has_own_rows(method)
 
 
-def _beside(kinds: list[Field]) -> str:
-    """What noise does not touch in a protected field."""
-    found = []
+def _unprotected(kinds: list[Field]) -> str:
+    """Describe what a protected field reveals without noise."""
+    parts = []
     if any(isinstance(kind, TableField) for kind in kinds):
-        found.append("which classes have a row")
+        parts.append("which classes have a row")
     if any(isinstance(kind, TableField) and kind.counts for kind in kinds):
-        found.append("how many samples are behind it")
+        parts.append("how many samples are behind it")
     if any(isinstance(kind, TensorField) and not all(_is_common(dim) for dim in kind.dims) for kind in kinds):
-        found.append("how many rows there are")
+        parts.append("how many rows there are")
     if any(isinstance(kind, WeightsField | TreeField) for kind in kinds):
-        found.append("how many batches BatchNorm has counted")
+        parts.append("how many batches BatchNorm has counted")
     if any(kind.optional for kind in kinds):
-        found.append("whether the field is there")
-    return ", and ".join(found)
+        parts.append("whether the field is there")
+    return ", and ".join(parts)
 
 
 def _is_common(dim: Dim) -> bool:
-    """Whether a dimension is the same for every client with this model, whatever its data."""
+    """Return whether a dimension does not depend on the client's data."""
     return isinstance(dim, int) or dim in ("classes", "features")
 
 
@@ -210,20 +224,20 @@ def _check_kind(field: str, kinds: list[Field], unit: Unit, by_row: bool) -> Non
             raise InputError(f"privacy: '{field}' holds {kind.dtype}, which noise cannot protect; only floats can be")
     if unit == "row" and not by_row:
         raise InputError(
-            f"privacy.{field}.unit is 'row', but '{field}' has no rows of which one sample touches one at most; use "
-            "'message'"
+            f"privacy.{field}.unit is 'row', but '{field}' has no rows of which a sample influences only one; "
+            "use 'message'"
         )
 
 
-def _check_counts(found: list[Protection]) -> None:
-    """A step makes all its class means alike."""
+def _check_bounds(protections: list[Protection]) -> None:
+    """Raise InputError if class means of one step have different bounds: a step applies one."""
     by_step: dict[str, Protection] = {}
-    for one in found:
+    for one in protections:
         for name in one.steps if one.min_count is not None else ():
             other = by_step.setdefault(name, one)
             if other.bound != one.bound:
                 raise InputError(
-                    f"privacy: '{other.field}' and '{one.field}' leave with the same step and both have min_count, "
+                    f"privacy: '{other.field}' and '{one.field}' are sent by the same step and both have min_count, "
                     f"so they need the same clip and min_count; found {other.clip:g} with {other.min_count} and "
                     f"{one.clip:g} with {one.min_count}"
                 )

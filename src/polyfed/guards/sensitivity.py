@@ -1,6 +1,6 @@
-"""The sensitivity that DFFKE's paper estimates (Appendix G): how far one changed pixel moves a row.
+"""Empirical sensitivity as in DFFKE's paper (Appendix G): how much one changed pixel changes a row.
 
-It is what was seen on some changes of some samples, not a bound on what can happen. It gives no guarantee.
+It is measured on random changes of some samples. It is not a bound and gives no privacy guarantee.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from polyfed.guards.clipping import PrivacyError
 
 
 def classic_multiplier(epsilon: float, delta: float) -> float:
-    """Eq. 15's noise of one release, in multiples of the sensitivity; its constant holds for epsilon up to 1."""
+    """Return the noise multiplier of Eq. 15 for one release. Its constant is valid for epsilon up to 1."""
     return math.sqrt(2 * math.log(1.25 / delta)) / epsilon
 
 
 def measured_sensitivity(client: Client, field: str, width: int, label: str) -> float:
-    """The farthest that a row moves, over the client's samples, when one random pixel becomes a random one."""
+    """Return the largest change of a row over the client's samples, if one random pixel gets a random value."""
     if width == client.profile.features:
         vector = client.model.features
     elif width == client.profile.classes:
@@ -31,14 +31,14 @@ def measured_sensitivity(client: Client, field: str, width: int, label: str) -> 
             f"nor outputs ({client.profile.classes}) of a sample, so sensitivity: measured cannot be used; give clip"
         )
     stream = rng.generator(client.seed, "sensitivity", field, client.name, client.round, label)
-    most = 0.0
+    largest = 0.0
     with torch.no_grad():
         for x, _ in client.clean_pass():
-            samples, channels, height, across = x.shape
+            samples, channels, height, width_pixels = x.shape
             rows = torch.randint(height, (samples,), generator=stream)
-            columns = torch.randint(across, (samples,), generator=stream)
+            columns = torch.randint(width_pixels, (samples,), generator=stream)
             changed = x.clone()
             changed[torch.arange(samples), :, rows, columns] = torch.rand(samples, channels, generator=stream)
-            moved = torch.linalg.vector_norm(vector(changed) - vector(x), dim=1)
-            most = max(most, float(moved.max()))
-    return most
+            distances = torch.linalg.vector_norm(vector(changed) - vector(x), dim=1)
+            largest = max(largest, float(distances.max()))
+    return largest

@@ -10,7 +10,7 @@ from polyfed.catalogue import make
 from polyfed.config import PrivacyConfig, parse
 from polyfed.errors import InputError
 from polyfed.guards import accountant
-from polyfed.guards.protections import Protection, Schedule, resolve, senders
+from polyfed.guards.protections import Protection, Schedule, resolve, steps_by_field
 from polyfed.runs.secret import derive_key, load_secret
 
 
@@ -56,9 +56,9 @@ def test_units_and_sensitivities() -> None:
 
 
 def test_what_leaves_is_known_from_the_class() -> None:
-    assert senders(make({"name": "fedavg"})) == {"model": ("train",), "samples": ("train",)}
-    assert senders(make({"name": "fedproto"})) == {"prototypes": ("train",)}
-    assert senders(make({"name": "local"})) == {}
+    assert steps_by_field(make({"name": "fedavg"})) == {"model": ("train",), "samples": ("train",)}
+    assert steps_by_field(make({"name": "fedproto"})) == {"prototypes": ("train",)}
+    assert steps_by_field(make({"name": "local"})) == {}
 
 
 @pytest.mark.parametrize(
@@ -71,11 +71,21 @@ def test_what_leaves_is_known_from_the_class() -> None:
             "fedavg",
             "model",
             {"unit": "row"},
-            "privacy.model.unit is 'row', but 'model' has no rows of which one sample touches one at most",
+            "privacy.model.unit is 'row', but 'model' has no rows of which a sample influences only one",
         ),
-        ("fedavg", "model", {"min_count": 2}, "privacy.model.min_count is for class means protected row by row"),
-        ("fedl2g", "gradient", {"unit": "row"}, "'gradient' has no rows of which one sample touches one at most"),
-        ("fedl2g", "gradient", {"min_count": 2}, "privacy.gradient.min_count is for class means"),
+        (
+            "fedavg",
+            "model",
+            {"min_count": 2},
+            "privacy.model.min_count needs class means",
+        ),
+        (
+            "fedl2g",
+            "gradient",
+            {"unit": "row"},
+            "'gradient' has no rows of which a sample influences only one",
+        ),
+        ("fedl2g", "gradient", {"min_count": 2}, "privacy.gradient.min_count needs class means"),
         ("dffke", "targets", {"unit": "row"}, "'targets' has no rows"),
         ("fedavg", "model", {"relative_to": "modle"}, "does not receive; did you mean 'model'"),
     ],

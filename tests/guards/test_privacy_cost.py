@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from polyfed.catalogue import make
 from polyfed.config import PrivacyConfig
-from polyfed.guards.privacy_cost import released, spent
+from polyfed.guards.privacy_cost import count_releases, privacy_report
 from polyfed.guards.protections import Schedule, resolve
 
 
@@ -22,9 +22,9 @@ def test_replies_that_were_lost_count_as_sent() -> None:
             ("6", "timeout", "evaluate"),
         )
     ]
-    counted = released(protections, left, failures)
+    counted = count_releases(protections, left, failures)
     assert counted == {"model": {"0": 2, "2": 1, "3": 1, "4": 1}}
-    privacy = spent(protections, ["samples"], [counted, {"model": {"0": 1}}], ["0", "2", "5"])
+    privacy = privacy_report(protections, ["samples"], [counted, {"model": {"0": 1}}], ["0", "2", "5"])
     assert [privacy["clients"][name]["releases"]["model"] for name in ("0", "2", "5")] == [3, 1, 0]
     costs = [privacy["clients"][name]["epsilon"] for name in ("0", "2", "5")]
     assert costs[0] > costs[1] > costs[2] == 0 and privacy["fields"]["model"]["epsilon"] == costs[0]

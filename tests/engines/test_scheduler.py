@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyfed.core.engine import Answer, Call, Failure, Task
-from polyfed.engines.scheduler import DEATHS, WAITING, CallScheduler, WorkerAffinity
+from polyfed.engines.scheduler import BUFFER_LIMIT, MAX_DEATHS, CallScheduler, WorkerAffinity
 
 CALL = Call(1, 1, ("train",), ("train",))
 
@@ -21,51 +21,51 @@ def tasks(count: int) -> list[Task]:
 @given(count=st.integers(0, 30), workers=st.integers(1, 4), seed=st.integers(0, 999), weight=st.integers(0, 2))
 def test_every_task_is_answered_once_and_in_its_turn(count: int, workers: int, seed: int, weight: int) -> None:
     draw = random.Random(seed)
-    homes = WorkerAffinity(workers)
+    affinity = WorkerAffinity(workers)
     for task in tasks(count):
-        homes.learn(CALL, Answer(task.client, seconds=draw.random()))
-        homes.settle(task.client, draw.randrange(workers))
-    turns = CallScheduler(CALL, tasks(count), homes, workers)
-    frame = bytes(weight * WAITING // 4)
+        affinity.record(CALL, Answer(task.client, seconds=draw.random()))
+        affinity.assign(task.client, draw.randrange(workers))
+    scheduler = CallScheduler(CALL, tasks(count), affinity, workers)
+    frame = bytes(weight * BUFFER_LIMIT // 4)
     running: list[list[int]] = [[] for _ in range(workers)]
     seen: list[Answer] = []
     died = 0
-    while not turns.finished:
+    while not scheduler.finished:
         for worker in range(workers):
             while len(running[worker]) < 2:
-                number = turns.pick(worker, idle=not running[worker])
+                number = scheduler.next_task(worker, idle=not running[worker])
                 if number is None:
                     break
                 running[worker].append(number)
-        if turns.stuck:
+        if scheduler.waiting:
             worker = draw.choice([w for w in range(workers) if running[w]])
             if draw.random() < 0.3:
                 died += 1
-                turns.lost(worker, running[worker])
+                scheduler.worker_died(worker, running[worker])
                 running[worker] = []
             else:
                 number = running[worker].pop(0)
-                turns.answered(number, Answer(f"c{number}", frame))
-        seen += turns.in_order()
+                scheduler.complete(number, Answer(f"c{number}", frame))
+        seen += scheduler.ready_answers()
     assert [answer.client for answer in seen] == [task.client for task in tasks(count)]
-    assert sum(answer.failure is not None for answer in seen) <= died // DEATHS
+    assert sum(answer.failure is not None for answer in seen) <= died // MAX_DEATHS
 
 
 def test_the_longest_go_first_by_what_this_kind_of_call_took() -> None:
-    homes = WorkerAffinity(1)
+    affinity = WorkerAffinity(1)
     for client, trained, measured in (("c0", 1.0, 3.0), ("c1", 2.0, 2.0), ("c2", 3.0, 1.0)):
-        homes.learn(CALL, Answer(client, seconds=trained))
-        homes.learn(Call(-1, 1, measures=("global",)), Answer(client, seconds=measured))
-    training = CallScheduler(CALL, tasks(3), homes, 1)
-    assert [training.pick(0, idle=True) for _ in range(4)] == [2, 1, 0, None]
-    measuring = CallScheduler(Call(-2, 1, measures=("global",)), tasks(3), homes, 1)
-    assert [measuring.pick(0, idle=True) for _ in range(4)] == [0, 1, 2, None]
+        affinity.record(CALL, Answer(client, seconds=trained))
+        affinity.record(Call(-1, 1, measures=("global",)), Answer(client, seconds=measured))
+    training = CallScheduler(CALL, tasks(3), affinity, 1)
+    assert [training.next_task(0, idle=True) for _ in range(4)] == [2, 1, 0, None]
+    measuring = CallScheduler(Call(-2, 1, measures=("global",)), tasks(3), affinity, 1)
+    assert [measuring.next_task(0, idle=True) for _ in range(4)] == [0, 1, 2, None]
 
 
 def test_a_late_task_is_left_out_and_those_behind_it_are_not() -> None:
-    turns = CallScheduler(CALL, tasks(2), WorkerAffinity(1), 1)
-    turns.late(0, [turns.pick(0, idle=True) or 0, turns.pick(0, idle=False) or 1], 0.5)
-    assert turns.pick(0, idle=True) == 1
-    turns.answered(1, Answer("c1"))
-    late, fine = turns.in_order()
+    scheduler = CallScheduler(CALL, tasks(2), WorkerAffinity(1), 1)
+    scheduler.timed_out(0, [scheduler.next_task(0, idle=True) or 0, scheduler.next_task(0, idle=False) or 1], 0.5)
+    assert scheduler.next_task(0, idle=True) == 1
+    scheduler.complete(1, Answer("c1"))
+    late, fine = scheduler.ready_answers()
     assert late.failure == Failure("timeout", "no answer within 0.5 seconds") and fine.failure is None

@@ -67,5 +67,5 @@ def test_the_classic_noise_costs_no_more_than_it_says() -> None:
 
 
 def test_a_budget_that_no_noise_can_keep_is_refused() -> None:
-    with pytest.raises(InputError, match=r"epsilon 1e-08 at delta 1e-05 over 500 releases needs more noise"):
+    with pytest.raises(InputError, match=r"epsilon 1e-08 at delta 1e-05 over 500 releases needs too much noise"):
         accountant.multiplier(1e-8, 1e-5, 500)

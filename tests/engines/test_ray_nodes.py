@@ -38,7 +38,7 @@ def test_the_clients_of_a_node_are_those_of_the_driver(tmp_path: Path) -> None:
     for name in made.names:
         ours, theirs = (host.handle(call, Task(name, 0), nothing) for host in (here, there))
         assert theirs.failure is None and (theirs.frame, theirs.digest) == (ours.frame, ours.digest)
-        state = decode(store.take(name))
+        state = decode(store.take_new(name))
         assert all(torch.isfinite(value).all() for value in state.weights("model").values())
 
 
