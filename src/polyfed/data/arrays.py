@@ -1,8 +1,13 @@
-"""The plain arrays every loader ends in, and the checks that make them safe to use."""
+"""Datasets as plain arrays in memory: the form that every reader produces, and the checks on it.
+
+The type of the inputs says what they are: uint8 arrays are pictures, float32 arrays are numbers such as sensor values or
+table columns, int64 arrays are tokens of a text.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,117 +16,187 @@ import numpy.typing as npt
 from polyfed.errors import InputError
 
 Pixels = npt.NDArray[np.uint8]
+Inputs = npt.NDArray[Any]  # uint8, float32 or int64, (n, ...)
 Ints = npt.NDArray[np.int64]
+KINDS = {"uint8": "picture", "float32": "numbers", "int64": "tokens"}
 
 
 @dataclass(frozen=True)
 class Part:
-    """One split in memory: pixels (n, C, H, W) and one label per picture."""
+    """One split: inputs of any shape, one label per sample, and further columns such as the hospital of each sample."""
 
-    images: Pixels
+    inputs: Inputs
     labels: Ints
+    columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """A whole dataset in memory, as it goes into the cache."""
+    """A whole dataset in memory, ready to be written to the cache."""
 
     train: Part
     test: Part | None
     class_names: tuple[str, ...]
     source: str
+    vocabulary: int = 0  # number of tokens, including 0 for padding; 0 for inputs that are not tokens
 
 
 def as_pixels(values: Any, where: str) -> Pixels:
-    """Pictures as uint8 (n, C, H, W), from uint8 or integers 0..255 or floats in [0, 1], with or without channels.
+    """Return pictures as uint8 (n, C, H, W), from uint8 or integers from 0 to 255, with or without channels.
 
-    In four dimensions the second axis is taken for the channels if it has 1 or 3 entries, else the last one.
+    In four dimensions the second axis holds the channels if it has 1 or 3 entries, otherwise the last axis does.
     """
-    array = np.asarray(values)
+    array = _channels_first(np.asarray(values))
     if array.ndim == 3:
         array = array[:, None]
-    if array.ndim == 4 and array.shape[1] not in (1, 3) and array.shape[3] in (1, 3):
-        array = array.transpose(0, 3, 1, 2)
     if array.ndim != 4 or array.shape[1] not in (1, 3) or 0 in array.shape:
         raise InputError(
-            f"{where}: images have shape {tuple(np.shape(values))}, but (n, H, W), (n, C, H, W) or (n, H, W, C) "
-            "with 1 or 3 channels and at least one picture is needed"
+            f"{where}: pictures have shape {tuple(np.shape(values))}; expected (n, H, W), (n, C, H, W) or (n, H, W, C) "
+            "with 1 or 3 channels and at least one picture"
         )
-    return np.ascontiguousarray(_as_bytes(array, where))
-
-
-def _as_bytes(array: npt.NDArray[Any], where: str) -> Pixels:
     if array.dtype == np.uint8:
-        return array
-    if array.dtype.kind == "f":
-        low, high, limit = float(array.min()), float(array.max()), 1.0
-    elif array.dtype.kind in "iu":
-        low, high, limit = float(array.min()), float(array.max()), 255.0
-    else:
-        raise InputError(f"{where}: images have type {array.dtype}, but numbers are needed")
-    if not (low >= 0.0 and high <= limit):  # written so that NaN fails as well
+        return np.ascontiguousarray(array)
+    if array.dtype.kind not in "iu":
+        raise InputError(f"{where}: pictures have type {array.dtype}; expected integers from 0 to 255")
+    low, high = int(array.min()), int(array.max())
+    if low < 0 or high > 255:
+        raise InputError(f"{where}: pixel values range from {low} to {high}; expected 0 to 255")
+    return np.ascontiguousarray(array.astype(np.uint8))
+
+
+def as_inputs(values: Any, where: str, *, vocabulary: int = 0) -> Inputs:
+    """Return samples of any shape in the type that says what they are.
+
+    uint8 arrays of three or four dimensions are pictures. Floats are kept as float32, without any rounding or scaling.
+    Other integers are tokens if `vocabulary` is given, and numbers otherwise.
+    """
+    array = np.asarray(values)
+    if array.dtype == np.uint8 and array.ndim in (3, 4) and not vocabulary:
+        return as_pixels(array, where)
+    if array.dtype.kind not in "fiub":
+        raise InputError(f"{where}: inputs have type {array.dtype}; expected numbers")
+    if array.ndim < 2 or 0 in array.shape:
         raise InputError(
-            f"{where}: pixel values go from {low:g} to {high:g}, but uint8 or floats in [0, 1] are needed"
+            f"{where}: inputs have shape {array.shape}; expected (n, ...) with at least one value per sample"
         )
-    if limit == 1.0:
-        return np.rint(array * 255.0).astype(np.uint8)
-    return array.astype(np.uint8)
+    if vocabulary:
+        return _as_tokens(array, where, vocabulary)
+    floats = np.ascontiguousarray(_channels_first(array), dtype=np.float32)
+    wrong = np.argwhere(~np.isfinite(floats))
+    if len(wrong):
+        place = ", ".join(str(position) for position in wrong[0])
+        raise InputError(
+            f"{where}: {len(wrong)} values are missing or not finite, the first at ({place}); fill them in or drop the "
+            "samples"
+        )
+    return floats
+
+
+def _as_tokens(array: Inputs, where: str, vocabulary: int) -> Ints:
+    if array.dtype.kind not in "iu":
+        raise InputError(f"{where}: tokens have type {array.dtype}; expected integers")
+    low, high = int(array.min()), int(array.max())
+    if low < 0 or high >= vocabulary:
+        raise InputError(f"{where}: tokens range from {low} to {high}; expected 0 to {vocabulary - 1}")
+    return np.ascontiguousarray(array, dtype=np.int64)
+
+
+def _channels_first(array: Inputs) -> Inputs:
+    if array.ndim == 4 and array.shape[1] not in (1, 3) and array.shape[3] in (1, 3):
+        return array.transpose(0, 3, 1, 2)
+    return array
 
 
 def as_labels(values: Any, where: str) -> Ints:
-    """Labels as int64 (n,), from any integers, or from floats that are whole numbers."""
+    """Return labels as int64 (n,), from integers or from floats that are whole numbers."""
     array = np.asarray(values)
     if array.ndim == 2 and 1 in array.shape:
         array = array.reshape(-1)
+    if array.ndim == 2:
+        raise InputError(
+            f"{where}: labels have shape {array.shape}, several per sample; multi-label tasks are not supported, one label "
+            "per sample is needed"
+        )
     if array.ndim != 1:
-        raise InputError(f"{where}: labels have shape {array.shape}, but one number per picture is needed")
+        raise InputError(f"{where}: labels have shape {array.shape}; expected one label per sample")
     if array.dtype.kind == "f" and bool(np.all(array == np.rint(array))):
         array = array.astype(np.int64)
+    if array.dtype.kind == "f":
+        raise InputError(
+            f"{where}: labels such as {array[array != np.rint(array)][0]:g} are not whole numbers; regression is not "
+            "supported, labels must be classes"
+        )
     if array.dtype.kind not in "iu":
-        raise InputError(f"{where}: labels have type {array.dtype}, but whole numbers from 0 are needed")
+        raise InputError(f"{where}: labels have type {array.dtype}; expected whole numbers from 0")
     return array.astype(np.int64)
 
 
-def checked_part(images: Pixels, labels: Ints, where: str) -> Part:
-    """The two as one part, after checking that each picture has its label."""
-    if len(images) != len(labels):
-        raise InputError(f"{where}: found {len(images)} images but {len(labels)} labels; each image needs one label")
-    if len(images) == 0:
-        raise InputError(f"{where}: found no images, but at least one is needed")
-    return Part(images, labels)
+def named_labels(values: Any, where: str) -> tuple[Any, tuple[str, ...] | None]:
+    """Return labels as numbers, and the class names where the labels were text."""
+    array = np.asarray(values)
+    if array.dtype.kind not in "OUSb":
+        return as_labels(array, where), None
+    texts = [str(value) for value in array.reshape(-1)]
+    missing = [position for position, value in enumerate(array.reshape(-1)) if value is None or value == ""]
+    if missing:
+        raise InputError(f"{where}: {len(missing)} labels are missing, the first in row {missing[0]}")
+    names = tuple(sorted(set(texts)))
+    numbers = {name: number for number, name in enumerate(names)}
+    return np.array([numbers[text] for text in texts], dtype=np.int64), names
 
 
-def joined(parts: list[Part]) -> Part:
-    """Several parts one after the other."""
+def checked_part(
+    inputs: Inputs, labels: Ints, where: str, columns: Mapping[str, tuple[str, ...]] | None = None
+) -> Part:
+    """Return a part after checking that each sample has a label and an entry in every column."""
+    if len(inputs) != len(labels):
+        raise InputError(
+            f"{where}: found {len(inputs)} samples but {len(labels)} labels; each sample needs one label"
+        )
+    if len(inputs) == 0:
+        raise InputError(f"{where}: found no samples; at least one is needed")
+    for name, values in (columns or {}).items():
+        if len(values) != len(labels):
+            raise InputError(f"{where}: column '{name}' has {len(values)} entries for {len(labels)} samples")
+    return Part(inputs, labels, dict(columns or {}))
+
+
+def concatenated(parts: list[Part]) -> Part:
+    """Return several parts one after the other; columns that one of them lacks are dropped."""
     if len(parts) == 1:
         return parts[0]
-    return Part(np.concatenate([p.images for p in parts]), np.concatenate([p.labels for p in parts]))
+    shared = [name for name in parts[0].columns if all(name in part.columns for part in parts)]
+    columns = {name: tuple(value for part in parts for value in part.columns[name]) for name in shared}
+    return Part(np.concatenate([p.inputs for p in parts]), np.concatenate([p.labels for p in parts]), columns)
 
 
 def check_labels(labels: Ints, classes: int, where: str) -> None:
-    """Refuse labels that are not classes."""
+    """Raise `InputError` for a label outside of the classes."""
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= classes:
         raise InputError(
-            f"{where}: found label {low if low < 0 else high}, "
-            f"but with {classes} classes labels go from 0 to {classes - 1}"
+            f"{where}: found label {low if low < 0 else high}; with {classes} classes, labels range from 0 to {classes - 1}"
         )
 
 
 def check_decoded(data: Decoded, where: str) -> Decoded:
-    """The dataset itself, after checking labels and that both parts have pictures of one size."""
-    if 0 in data.train.images.shape:
-        raise InputError(f"{where}: training images are {_size(data.train.images)}, but none of it may be 0")
-    check_labels(data.train.labels, len(data.class_names), f"{where}, training part")
+    """Return the dataset after checking its labels, and that both splits have inputs of one shape and type."""
+    if 0 in data.train.inputs.shape:
+        raise InputError(
+            f"{where}: training samples have shape {size_text(data.train.inputs.shape[1:])}, which is empty"
+        )
+    check_labels(data.train.labels, len(data.class_names), f"{where}, training split")
     if data.test is not None:
-        check_labels(data.test.labels, len(data.class_names), f"{where}, test part")
-        if data.test.images.shape[1:] != data.train.images.shape[1:]:
+        check_labels(data.test.labels, len(data.class_names), f"{where}, test split")
+        train, test = data.train.inputs, data.test.inputs
+        if test.shape[1:] != train.shape[1:] or test.dtype != train.dtype:
             raise InputError(
-                f"{where}: training images are {_size(data.train.images)} but test images "
-                f"{_size(data.test.images)}; both parts need one size"
+                f"{where}: training samples are {size_text(train.shape[1:])} ({train.dtype}) but test samples "
+                f"{size_text(test.shape[1:])} ({test.dtype}); both splits need one shape and type"
             )
     return data
 
 
-def _size(images: Pixels) -> str:
-    return "x".join(str(extent) for extent in images.shape[1:])
+def size_text(shape: tuple[int, ...]) -> str:
+    """Return a shape as people write it: 3x32x32."""
+    return "x".join(str(extent) for extent in shape)

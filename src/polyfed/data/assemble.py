@@ -1,66 +1,73 @@
-"""From the parts a reader found (train, valid, test) to one dataset, by the rules of its catalogue row."""
+"""From the splits that a reader found (train, valid, test) to one dataset, by the rules of its catalogue entry."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from polyfed.data.arrays import Decoded, Part, check_labels, joined
-from polyfed.data.catalogue import Known
+from polyfed.data.arrays import KINDS, Decoded, Part, check_labels, concatenated
+from polyfed.data.catalogue import KnownDataset, check_known
 from polyfed.errors import InputError
 
-Found = dict[str, list[Path]]  # files per part; parts are "train", "valid" and "test"
+SplitFiles = dict[str, list[Path]]  # files by split; splits are "train", "valid" and "test"
 
 
 @dataclass
-class Parts:
-    """What a reader made of the files: the parts, where each came from, class names if they say, and remarks."""
+class Splits:
+    """What a reader made of the files: the splits, where each came from, class names if the files give them."""
 
     kind: str
     train: Part | None = None
     valid: Part | None = None
     test: Part | None = None
     class_names: tuple[str, ...] | None = None
+    vocabulary: int = 0
     jpeg: bool = False
     resized: bool = False
     where: dict[str, str] = field(default_factory=dict)
 
-    def put(self, word: str, part: Part, where: str) -> None:
-        """Keep one part."""
-        setattr(self, word, part)
-        self.where[word] = where
+    def add(self, split: str, part: Part, where: str) -> None:
+        """Add one split."""
+        setattr(self, split, part)
+        self.where[split] = where
 
 
-def assemble(known: Known, parts: Parts) -> Decoded:
-    """Decide what trains and what tests, check the labels and say in `source` what is not as published."""
-    if parts.train is None:
-        raise InputError(f"dataset '{known.name}': only a test part was found; a training part is needed")
-    names = parts.class_names or tuple(str(label) for label in range(known.classes))
-    if len(names) > known.classes:
-        raise InputError(
-            f"{parts.where['train']} has {len(names)} classes, but '{known.name}' has at most {known.classes}"
-        )
-    for word, where in parts.where.items():
-        check_labels(getattr(parts, word).labels, len(names), where)
-    train, test, remarks = parts.train, parts.test, []
-    if parts.valid is not None:
+def assemble(known: KnownDataset, splits: Splits) -> Decoded:
+    """Choose the training and the test split, check them, and state in `source` what differs from the published data."""
+    if splits.train is None:
+        raise InputError(f"dataset '{known.name}': found only a test split; a training split is needed")
+    names = splits.class_names
+    if names is None:
+        found = [getattr(splits, split) for split in splits.where]
+        highest = max(int(part.labels.max()) for part in found)
+        names = tuple(str(label) for label in range(max(known.classes, highest + 1)))
+    shape = tuple(int(extent) for extent in splits.train.inputs.shape[1:])
+    check_known(known, shape, KINDS[str(splits.train.inputs.dtype)], len(names))
+    for split, where in splits.where.items():
+        check_labels(getattr(splits, split).labels, len(names), where)
+    train, test, remarks = splits.train, splits.test, []
+    if splits.valid is not None:
         if known.valid_joins_train:
-            train = joined([parts.train, parts.valid])
+            train = concatenated([splits.train, splits.valid])
         elif test is None or known.valid_is_test:
-            test = parts.valid
-            remarks.append("test is the validation part")
+            test = splits.valid
+            remarks.append("test split is the validation split")
         else:
-            remarks.append("validation part unused")
-    if parts.jpeg:
-        remarks.insert(0, "jpeg" if known.jpeg_original else "jpeg copies")
-    if parts.resized and known.resize is not None:
+            remarks.append("validation split unused")
+    if splits.jpeg:
+        remarks.insert(0, "jpeg" if known.jpeg_original or known.kind == "any" else "jpeg copies")
+    if splits.resized and known.resize is not None:
         remarks.append(f"central square scaled to {known.resize}x{known.resize}")
-    shape = train.images.shape[1:]
-    if shape != known.shape:
-        remarks.append(f"{_size(shape)} instead of {_size(known.shape)}")
-    source = f"{parts.kind} ({', '.join(remarks)})" if remarks else parts.kind
-    return Decoded(train, test, names, source)
+    remarks += _subset(known, len(names), len(train.labels))
+    source = f"{splits.kind} ({', '.join(remarks)})" if remarks else splits.kind
+    return Decoded(train, test, names, source, splits.vocabulary)
 
 
-def _size(shape: tuple[int, ...]) -> str:
-    return "x".join(str(extent) for extent in shape)
+def _subset(known: KnownDataset, classes: int, samples: int) -> list[str]:
+    """Return what a user should know if the files hold a part of a known dataset."""
+    remarks = []
+    if 0 < classes < known.classes:
+        remarks.append(f"{classes} of {known.classes} classes")
+    if known.train and samples < known.train:
+        remarks.append(f"{samples:,} of {known.train:,} training samples")
+    return remarks

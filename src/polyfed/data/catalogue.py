@@ -1,39 +1,73 @@
-"""The datasets known by name: what each one is, what its folders are called and where the hub keeps it."""
+"""The datasets that polyfed knows by name: their shape and classes, the names of their folders, their place on the hub."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from polyfed.data.arrays import size_text
 from polyfed.errors import InputError, nearest
+
+LAYOUTS = ("auto", "folders", "parquet", "csv", "npz", "idx")
 
 
 @dataclass(frozen=True)
-class Known:
-    """One row of the catalogue (experiments.md section 1). Counts are the official ones; files may hold fewer."""
+class Format:
+    """How to read files: their layout, and which columns of a table mean what."""
+
+    layout: str = "auto"
+    label: str | None = None  # column of the labels; None: 'label', 'target', 'class', 'y' or the like
+    text: str | None = None  # column of the text; None: 'text' if there is one
+    vocabulary: int = 10_000  # number of tokens that words are hashed to, including 0 for padding
+    text_length: int = 64  # words per sample; shorter texts are padded, longer ones cut
+    resize: int | None = None  # scale pictures to this many pixels in height and width
+
+    def digest(self) -> str:
+        """Return a text that differs for formats that read the same files differently; empty for the default."""
+        if replace(self, layout="auto") == Format():
+            return ""
+        return "-" + hashlib.blake2b(repr(asdict(self)).encode(), digest_size=4).hexdigest()
+
+
+@dataclass(frozen=True)
+class KnownDataset:
+    """What is known of a dataset before its files are read. Counts are the official ones; files may hold fewer."""
 
     name: str
-    shape: tuple[int, int, int]
-    classes: int
+    shape: tuple[int, ...] | None  # None: whatever the files have
+    classes: int  # 0: whatever the files have
     train: int
     test: int
     hub: str = ""
     hub_config: str | None = None
     folders: tuple[str, ...] = ()  # further subfolders of `root` that hold it, as other tools unpack it
     installed: tuple[str, ...] = ()  # absolute folders in which a system package puts it
-    resize: int | None = None  # pictures of another size are cropped to the central square and scaled to this
-    jpeg_original: bool = False  # the dataset was published as JPEG, so JPEG is no loss
+    resize: int | None = None  # pictures of another size are cropped to the central square and scaled to this size
+    jpeg_original: bool = False  # the dataset was published as JPEG, so JPEG files are no loss
     valid_joins_train: bool = False
-    valid_is_test: bool = False  # the labels of the official test part are not public
+    valid_is_test: bool = False  # the labels of the official test split are not public
+    kind: str = "picture"  # or 'numbers', 'tokens'
+    format: Format = Format()
+
+    @property
+    def channels(self) -> int | None:
+        """The channels of its pictures; None if the first picture decides."""
+        return self.shape[0] if self.kind == "picture" and self.shape is not None else None
 
 
-KNOWN: Mapping[str, Known] = {
+KNOWN: Mapping[str, KnownDataset] = {
     known.name: known
     for known in (
-        Known("digits", (1, 8, 8), 10, 1438, 359),
-        Known("mnist", (1, 28, 28), 10, 60_000, 10_000, "ylecun/mnist", folders=("MNIST/raw",)),
-        Known(
+        KnownDataset("digits", (1, 8, 8), 10, 1438, 359),
+        KnownDataset("breast_cancer", (30,), 2, 455, 114, kind="numbers"),
+        KnownDataset("wine", (13,), 3, 142, 36, kind="numbers"),
+        KnownDataset("uci_har", (9, 128), 6, 7352, 2947, folders=("UCI HAR Dataset",), kind="numbers"),
+        KnownDataset("ag_news", (64,), 4, 120_000, 7_600, "fancyzhx/ag_news", kind="tokens"),
+        KnownDataset("shakespeare", (80,), 65, 0, 0, kind="tokens"),
+        KnownDataset("mnist", (1, 28, 28), 10, 60_000, 10_000, "ylecun/mnist", folders=("MNIST/raw",)),
+        KnownDataset(
             "fashion_mnist",
             (1, 28, 28),
             10,
@@ -43,8 +77,8 @@ KNOWN: Mapping[str, Known] = {
             folders=("FashionMNIST/raw", "fashion-mnist"),
             installed=("/usr/share/datasets/fashion-mnist", "/usr/share/dataset-fashion-mnist"),
         ),
-        Known("svhn", (3, 32, 32), 10, 73_257, 26_032, "ufldl-stanford/svhn", "cropped_digits"),
-        Known(
+        KnownDataset("svhn", (3, 32, 32), 10, 73_257, 26_032, "ufldl-stanford/svhn", "cropped_digits"),
+        KnownDataset(
             "cifar10",
             (3, 32, 32),
             10,
@@ -53,7 +87,7 @@ KNOWN: Mapping[str, Known] = {
             "uoft-cs/cifar10",
             folders=("cifar-10-batches-bin", "cifar-10-batches-py"),
         ),
-        Known(
+        KnownDataset(
             "cifar100",
             (3, 32, 32),
             100,
@@ -62,8 +96,10 @@ KNOWN: Mapping[str, Known] = {
             "uoft-cs/cifar100",
             folders=("cifar-100-binary", "cifar-100-python"),
         ),
-        Known("cinic10", (3, 32, 32), 10, 90_000, 90_000, "flwrlabs/cinic10", folders=("CINIC-10", "cinic-10")),
-        Known(
+        KnownDataset(
+            "cinic10", (3, 32, 32), 10, 90_000, 90_000, "flwrlabs/cinic10", folders=("CINIC-10", "cinic-10")
+        ),
+        KnownDataset(
             "tiny_imagenet",
             (3, 64, 64),
             200,
@@ -75,7 +111,7 @@ KNOWN: Mapping[str, Known] = {
             jpeg_original=True,
             valid_is_test=True,
         ),
-        Known(
+        KnownDataset(
             "flowers102",
             (3, 64, 64),
             102,
@@ -93,29 +129,57 @@ KNOWN: Mapping[str, Known] = {
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What a list of datasets says about one."""
+    """A dataset as lists show it."""
 
     name: str
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     classes: int
     train: int
     test: int
 
     def available(self, root: Path | None = None, cache: Path | None = None) -> bool:
-        """Whether it can be loaded now, without a download."""
-        from polyfed.data.locations import is_here
+        """Return whether it can be loaded now, without a download."""
+        from polyfed.data.locations import is_available
 
-        return is_here(KNOWN[self.name], root, cache)
+        return is_available(KNOWN[self.name], root, cache)
 
 
 def catalogue() -> list[DatasetInfo]:
-    """All datasets that can be loaded by name."""
-    return [DatasetInfo(k.name, k.shape, k.classes, k.train, k.test) for k in KNOWN.values()]
+    """Return all datasets that polyfed knows by name."""
+    return [DatasetInfo(k.name, k.shape or (), k.classes, k.train, k.test) for k in KNOWN.values()]
 
 
-def find(name: str) -> Known:
-    """The row of that name."""
+def known_dataset(name: str, *, root: Path | None = None, how: Format | None = None) -> KnownDataset:
+    """Return what is known of a dataset. Any name will do for files in a folder of one's own."""
+    how = how or Format()
+    if how.layout not in LAYOUTS:
+        raise InputError(f"data.layout is '{how.layout}'; {nearest(how.layout, LAYOUTS)}")
     known = KNOWN.get(name)
-    if known is None:
-        raise InputError(f"unknown dataset '{name}'; {nearest(name, KNOWN)}")
-    return known
+    if known is not None:
+        shape = (how.text_length,) if known.name == "ag_news" else known.shape
+        return replace(known, format=how, shape=shape, resize=how.resize or known.resize)
+    if root is None:
+        raise InputError(
+            f"unknown dataset '{name}'; {nearest(name, KNOWN)} For files of your own, set data.root to their folder."
+        )
+    return KnownDataset(name, None, 0, 0, 0, resize=how.resize, kind="any", format=how)
+
+
+def check_known(known: KnownDataset, shape: tuple[int, ...], kind: str, classes: int) -> None:
+    """Raise `InputError` if files cannot be the dataset that the config names."""
+    if known.kind == "any":
+        return
+    expected = known.shape
+    if known.resize is not None and kind == "picture" and expected is not None:
+        expected = (expected[0], known.resize, known.resize)
+    if kind != known.kind or (expected is not None and shape != expected):
+        raise InputError(
+            f"data.dataset is '{known.name}', whose samples are {known.kind} of shape {size_text(expected or ())}, but the "
+            f"files hold {kind} of shape {size_text(shape)}; give data of your own another name, such as "
+            "data.dataset: mine"
+        )
+    if classes > known.classes:
+        raise InputError(
+            f"data.dataset is '{known.name}', which has {known.classes} classes, but the files hold {classes}; give data "
+            "of your own another name, such as data.dataset: mine"
+        )

@@ -1,20 +1,21 @@
-"""Datasets for everybody: found by name or made from arrays, decoded once, then memory-mapped.
+"""Datasets: found by name or made from arrays, decoded once into the cache, then memory-mapped.
 
 Importing this module does not import torch; opening a dataset does.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from polyfed.data import cache as cache_room
-from polyfed.data.arrays import Decoded, as_labels, as_pixels, checked_part
+from polyfed.data import cache as dataset_cache
+from polyfed.data.arrays import KINDS, Decoded, Part, as_inputs, checked_part, named_labels
 from polyfed.data.balanced_subset import balanced_limit
-from polyfed.data.catalogue import DatasetInfo, catalogue, find
+from polyfed.data.catalogue import DatasetInfo, Format, catalogue, known_dataset
 from polyfed.data.locations import locate
 from polyfed.errors import InputError
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Dataset",
     "DatasetInfo",
+    "Format",
     "Split",
     "balanced_limit",
     "catalogue",
@@ -39,70 +41,85 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Split:
-    """One part of a dataset. Both tensors are memory-mapped: processes share them through the page cache."""
+    """One split of a dataset. The tensors are memory-mapped: processes share them through the page cache."""
 
-    images: torch.Tensor  # uint8, (n, C, H, W)
+    inputs: torch.Tensor  # uint8, float32 or int64, (n, ...)
     labels: torch.Tensor  # int64, (n,)
+    columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)  # one value per sample
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A dataset that is open: what it is called, what it holds, where it came from."""
+    """An open dataset."""
 
     name: str
     classes: int
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]  # of one sample
     class_names: tuple[str, ...]
     train: Split
     test: Split | None
     source: str
     folder: Path
+    vocabulary: int = 0  # number of tokens, including 0 for padding; 0 for inputs that are not tokens
+
+    @property
+    def kind(self) -> str:
+        """What a sample is: 'picture', 'numbers' or 'tokens'."""
+        return KINDS[str(self.train.inputs.dtype).removeprefix("torch.")]
 
 
-def load(name: str, *, root: Path | None = None, cache: Path | None = None) -> Dataset:
-    """Open a dataset of the catalogue, decoding it into the cache first if it is not there yet.
+def load(name: str, *, root: Path | None = None, cache: Path | None = None, how: Format | None = None) -> Dataset:
+    """Open a dataset, decoding it into the cache first if it is not there yet.
 
-    `digits` comes with scikit-learn and ignores `root`. The others are read from the files in `root` (the folder
-    itself, or a subfolder with the dataset's name), or come from the Hugging Face hub when no root is given.
+    Datasets that ship with scikit-learn ignore `root`. Others are read from the files in `root` (the folder itself, or a
+    subfolder with the dataset's name), or from the Hugging Face hub if no root is given. A name that polyfed does not know
+    needs a root; `how` says which columns and which layout its files have.
     """
-    place = locate(find(name), None if root is None else Path(root))
-    folder = cache_room.folder_for(name, place.digest(), cache)
-    return open_cached(cache_room.ensure(folder, name, place.decode))
+    how = how or Format()
+    place = locate(known_dataset(name, root=root, how=how), None if root is None else Path(root), how)
+    folder = dataset_cache.folder_for(name, f"{place.digest()}{how.digest()}", cache)
+    return open_cached(dataset_cache.ensure(folder, name, place.decode))
 
 
 def is_cached(folder: Path) -> bool:
-    """Whether a folder is a dataset in the cache, whole."""
-    return cache_room.read_meta(folder) is not None
+    """Return whether a folder is a complete dataset of the cache."""
+    return dataset_cache.read_meta(folder) is not None
 
 
 def open_cached(folder: Path) -> Dataset:
-    """Open a folder of the cache: no decoding, nothing imported but numpy and torch."""
+    """Open a folder of the cache, without decoding anything."""
     folder = Path(folder)
-    meta = cache_room.read_meta(folder)
+    meta = dataset_cache.read_meta(folder)
     if meta is None:
-        raise InputError(f"{folder} is not a whole dataset folder; load the dataset again to rebuild it")
-    channels, height, width = meta["shape"]
+        raise InputError(f"{folder} is not a complete dataset folder; load the dataset again to rebuild it")
     return Dataset(
         name=meta["name"],
         classes=meta["classes"],
-        shape=(channels, height, width),
+        shape=tuple(meta["shape"]),
         class_names=tuple(meta["class_names"]),
-        train=_open_split(folder, "train"),
-        test=_open_split(folder, "test") if meta["has_test"] else None,
+        train=_open_split(folder, "train", meta["columns"]),
+        test=_open_split(folder, "test", meta["columns"]) if meta["has_test"] else None,
         source=meta["source"],
         folder=folder,
+        vocabulary=meta["vocabulary"],
     )
 
 
-def _open_split(folder: Path, word: str) -> Split:
+def _open_split(folder: Path, split: str, columns: Mapping[str, list[str]]) -> Split:
     import torch
 
-    # Copy-on-write ("c") reads the shared pages like "r" does, but torch takes it without a warning about
-    # read-only memory, and a stray in-place write stays in its own process instead of reaching the file.
-    images, labels = (
-        np.load(folder / f"{word}_{kind}.npy", mmap_mode="c", allow_pickle=False) for kind in ("images", "labels")
-    )
-    return Split(torch.from_numpy(images), torch.from_numpy(labels))
+    def mapped(kind: str) -> np.ndarray[Any, Any]:
+        # Copy-on-write ("c") reads the shared pages like "r" does, but torch takes it without a warning about
+        # read-only memory, and a stray in-place write stays in its own process instead of reaching the file.
+        array: np.ndarray[Any, Any] = np.load(folder / f"{split}_{kind}.npy", mmap_mode="c", allow_pickle=False)
+        return array
+
+    own = [key.removeprefix(f"{split}/") for key in columns if key.startswith(f"{split}/")]
+    values = {
+        name: tuple(columns[f"{split}/{name}"][code] for code in mapped(f"column{position}"))
+        for position, name in enumerate(own)
+    }
+    return Split(torch.from_numpy(mapped("inputs")), torch.from_numpy(mapped("labels")), values)
 
 
 def from_arrays(
@@ -112,20 +129,37 @@ def from_arrays(
     test_x: Any = None,
     test_y: Any = None,
     *,
-    class_names: tuple[str, ...] | list[str] | None = None,
+    class_names: Sequence[str] | None = None,
+    columns: Mapping[str, Sequence[Any]] | None = None,
+    vocabulary: int = 0,
     cache: Path | None = None,
 ) -> Dataset:
-    """A dataset from numpy or torch arrays: uint8 or floats in [0, 1], (n, H, W), (n, C, H, W) or (n, H, W, C)."""
+    """Make a dataset from numpy or torch arrays with samples of any shape.
+
+    uint8 arrays of shape (n, H, W), (n, C, H, W) or (n, H, W, C) are pictures. Floats are kept as they are, in single
+    precision. Integers are tokens if `vocabulary` says how many tokens there are. Labels are whole numbers from 0, or
+    text. `columns` gives further values per training sample, for `partition: {scheme: column, column: NAME}`.
+
+    >>> import numpy as np, tempfile
+    >>> x = np.linspace(0, 1, 12, dtype=np.float32).reshape(4, 3)
+    >>> data = from_arrays("sensor", x, ["low", "low", "high", "high"], cache=tempfile.mkdtemp())
+    >>> data.shape, data.kind, data.class_names
+    ((3,), 'numbers', ('high', 'low'))
+    """
     if (test_x is None) != (test_y is None):
         raise InputError(f"{name}: test_x and test_y go together, but only one of them was given")
-    train = checked_part(as_pixels(train_x, f"{name}, train_x"), as_labels(train_y, f"{name}, train_y"), name)
-    test = None
+    inputs = as_inputs(train_x, f"{name}, train_x", vocabulary=vocabulary)
+    every_label = np.asarray(train_y) if test_y is None else np.concatenate([np.asarray(train_y), np.asarray(test_y)])
+    labels, names = named_labels(every_label, f"{name}, labels")
+    count = len(np.asarray(train_y))
+    texts = {column: tuple(str(value) for value in values) for column, values in (columns or {}).items()}
+    train = checked_part(inputs, labels[:count], name, texts)
+    test: Part | None = None
     if test_x is not None:
-        test = checked_part(as_pixels(test_x, f"{name}, test_x"), as_labels(test_y, f"{name}, test_y"), name)
-    if class_names is None:
-        highest = max(int(part.labels.max()) for part in (train, test) if part is not None)
-        class_names = [str(label) for label in range(highest + 1)]
-    return _keep(name, Decoded(train, test, tuple(class_names), "arrays"), cache)
+        test = checked_part(as_inputs(test_x, f"{name}, test_x", vocabulary=vocabulary), labels[count:], name)
+    if names is None:
+        names = tuple(str(label) for label in range(int(labels.max()) + 1))
+    return _store(name, Decoded(train, test, tuple(class_names or names), "arrays", vocabulary), cache)
 
 
 def from_torch(
@@ -133,27 +167,23 @@ def from_torch(
     train: torch.utils.data.Dataset[Any],
     test: torch.utils.data.Dataset[Any] | None = None,
     *,
+    vocabulary: int = 0,
     cache: Path | None = None,
 ) -> Dataset:
-    """A dataset from map-style torch datasets whose items are (picture, label)."""
-    train_x, train_y = _gather(name, train)
-    test_x, test_y = (None, None) if test is None else _gather(name, test)
+    """Make a dataset from map-style torch datasets whose items are (input, label)."""
+    train_x, train_y = _stacked(name, train)
+    test_x, test_y = (None, None) if test is None else _stacked(name, test)
     names = getattr(train, "classes", None)
-    return from_arrays(name, train_x, train_y, test_x, test_y, class_names=names, cache=cache)
+    return from_arrays(name, train_x, train_y, test_x, test_y, class_names=names, vocabulary=vocabulary, cache=cache)
 
 
-def _gather(name: str, items: Any) -> tuple[Any, Any]:
-    images, labels = [], []
-    for number in range(len(items)):
-        image, label = items[number]
-        images.append(np.asarray(image))
-        labels.append(int(label))
-    shapes = {image.shape for image in images}
+def _stacked(name: str, items: Any) -> tuple[Any, Any]:
+    pairs = [items[number] for number in range(len(items))]
+    inputs = [np.asarray(pair[0]) for pair in pairs]
+    shapes = {array.shape for array in inputs}
     if len(shapes) != 1:
-        raise InputError(
-            f"{name}: images have {len(shapes)} different shapes, but one or more of one shape are needed"
-        )
-    return np.stack(images), np.array(labels)
+        raise InputError(f"{name}: samples have {len(shapes)} different shapes; all samples need one shape")
+    return np.stack(inputs), np.array([int(pair[1]) for pair in pairs])
 
 
 def from_huggingface(
@@ -164,12 +194,12 @@ def from_huggingface(
     label: str | None = None,
     cache: Path | None = None,
 ) -> Dataset:
-    """A dataset from a Hugging Face `Dataset` or `DatasetDict`; the columns are found by type unless named."""
+    """Make a dataset from a Hugging Face `Dataset` or `DatasetDict`. Columns are found by type unless named."""
     from polyfed.data.hub import decode_huggingface
 
-    return _keep(name, decode_huggingface(name, data, image=image, label=label), cache)
+    return _store(name, decode_huggingface(name, data, image=image, label=label), cache)
 
 
-def _keep(name: str, data: Decoded, cache: Path | None) -> Dataset:
-    folder = cache_room.folder_for(name, cache_room.decoded_digest(data), cache)
-    return open_cached(cache_room.ensure(folder, name, lambda: data))
+def _store(name: str, data: Decoded, cache: Path | None) -> Dataset:
+    folder = dataset_cache.folder_for(name, dataset_cache.decoded_digest(data), cache)
+    return open_cached(dataset_cache.ensure(folder, name, lambda: data))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import gzip
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from polyfed.data.arrays import Decoded, Part
+from polyfed.data.arrays import Decoded, Ints, Part
 from polyfed.errors import InputError
 
 _SIDE = 8
@@ -16,7 +17,7 @@ _BRIGHTEST = 16
 
 
 def digits_file() -> Path | None:
-    """scikit-learn's own file, found without importing scikit-learn (which takes seconds)."""
+    """Return scikit-learn's file, found without importing scikit-learn, which takes seconds."""
     spec = importlib.util.find_spec("sklearn")
     if spec is None or spec.origin is None:
         return None
@@ -25,8 +26,7 @@ def digits_file() -> Path | None:
 
 
 def read_digits(file: Path) -> Decoded:
-    """Decode the file. It has no official test part: of each class every fifth sample (the third of each five,
-    in the order of the file, whatever the seed) is the test part, the rest the training part."""
+    """Decode the file. It has no official test split: a fixed fifth of each class, whatever the seed, is the test split."""
     try:
         with gzip.open(file, "rt", encoding="ascii") as stream:
             table = np.loadtxt(stream, delimiter=",")
@@ -34,14 +34,19 @@ def read_digits(file: Path) -> Decoded:
         images = np.rint(values * 255 / _BRIGHTEST).astype(np.uint8).reshape(-1, 1, _SIDE, _SIDE)
     except (OSError, EOFError, ValueError, IndexError) as error:
         raise InputError(f"{file} is damaged ({error}); reinstall scikit-learn") from error
-    rank = np.empty(len(labels), dtype=np.int64)
-    for label in np.unique(labels):
-        members = np.flatnonzero(labels == label)
-        rank[members] = np.arange(len(members))
-    held_out = rank % 5 == 2
+    held_out = every_fifth_of_each_class(labels)
     return Decoded(
         train=Part(images[~held_out], labels[~held_out]),
         test=Part(images[held_out], labels[held_out]),
         class_names=tuple(str(digit) for digit in range(10)),
         source="scikit-learn",
     )
+
+
+def every_fifth_of_each_class(labels: Ints) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return a mask of the third of every five samples of each class, in the order of the file."""
+    rank = np.empty(len(labels), dtype=np.int64)
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        rank[members] = np.arange(len(members))
+    return rank % 5 == 2

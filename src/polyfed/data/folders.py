@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from polyfed.data.arrays import Part
-from polyfed.data.assemble import Found, Parts
-from polyfed.data.catalogue import Known
+from polyfed.data.assemble import SplitFiles, Splits
+from polyfed.data.catalogue import KnownDataset
 from polyfed.data.image_decoding import PictureStack
 from polyfed.errors import InputError, nearest
 
@@ -18,47 +18,47 @@ _ENDINGS = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".
 _TABLE = "val_annotations.txt"
 
 
-def _place(folder: Path, word: str) -> Path | None:
-    return next((folder / name for name in _FOLDERS[word] if (folder / name).is_dir()), None)
+def _place(folder: Path, split: str) -> Path | None:
+    return next((folder / name for name in _FOLDERS[split] if (folder / name).is_dir()), None)
 
 
-def find_folders(folder: Path, known: Known) -> Found | None:
+def find_folders(folder: Path, known: KnownDataset) -> SplitFiles | None:
     """All pictures below the folders of the parts, in a fixed order."""
-    found: Found = {}
-    for word in _FOLDERS:
-        place = _place(folder, word)
-        if place is None or (word == "test" and known.valid_is_test and "valid" in found):
+    found: SplitFiles = {}
+    for split in _FOLDERS:
+        place = _place(folder, split)
+        if place is None or (split == "test" and known.valid_is_test and "valid" in found):
             continue
         files = sorted(file for file in place.rglob("*") if file.suffix.lower() in _ENDINGS and file.is_file())
         if files:
-            found[word] = [*files, *(table for table in (place / _TABLE,) if table.is_file())]
+            found[split] = [*files, *(table for table in (place / _TABLE,) if table.is_file())]
     return found if "train" in found else None
 
 
-def read_folders(folder: Path, found: Found, known: Known) -> Parts:
+def read_folders(folder: Path, found: SplitFiles, known: KnownDataset) -> Splits:
     """Decode all pictures. Classes are the subfolders of `train`, sorted by name (by number if all are numbers)."""
-    parts = Parts("image folders")
-    base = {word: _place(folder, word) or folder for word in found}
+    splits = Splits("image folders")
+    base = {split: _place(folder, split) or folder for split in found}
     names = {file.relative_to(base["train"]).parts[0] for file in found["train"] if file.parent != base["train"]}
     classes = sorted(names, key=int) if all(name.isdecimal() for name in names) else sorted(names)
-    for word, files in found.items():
+    for split, files in found.items():
         table = _table(files[-1]) if files[-1].name == _TABLE else {}
         pictures = [file for file in files if file.name != _TABLE]
-        stack = PictureStack(len(pictures), channels=known.shape[0], resize=known.resize)
+        stack = PictureStack(len(pictures), channels=known.channels, resize=known.resize)
         labels = []
         for file in pictures:
-            name = table.get(file.name) or file.relative_to(base[word]).parts[0]
+            name = table.get(file.name) or file.relative_to(base[split]).parts[0]
             if name not in names:
                 raise InputError(
                     f"{file} belongs to class '{name}', which has no folder in train; {nearest(name, names)}"
                 )
             labels.append(classes.index(name))
             stack.add(file, str(file))
-        parts.put(word, Part(stack.pixels(), np.array(labels, dtype=np.int64)), str(base[word]))
-        parts.jpeg |= stack.jpeg
-        parts.resized |= stack.resized
-    parts.class_names = tuple(classes)
-    return parts
+        splits.add(split, Part(stack.pixels(), np.array(labels, dtype=np.int64)), str(base[split]))
+        splits.jpeg |= stack.jpeg
+        splits.resized |= stack.resized
+    splits.class_names = tuple(classes)
+    return splits
 
 
 def _table(file: Path) -> dict[str, str]:

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from polyfed.data.arrays import Decoded, Part, as_labels, as_pixels, checked_part
-from polyfed.data.assemble import Parts, assemble
-from polyfed.data.catalogue import Known
+from polyfed.data.arrays import Decoded, Part, as_inputs, as_labels, checked_part
+from polyfed.data.assemble import Splits, assemble
+from polyfed.data.catalogue import KnownDataset
 from polyfed.data.image_decoding import PictureStack
 from polyfed.data.parquet import IMAGE_NAMES, LABEL_NAMES
 from polyfed.errors import InputError, nearest
@@ -23,7 +23,7 @@ _SECONDS_TO_ANSWER = 5.0
 _log = logging.getLogger(__name__)
 
 
-def decode_hub(known: Known, looked: str, accepted: str) -> Decoded:
+def decode_hub(known: KnownDataset, looked: str, accepted: str) -> Decoded:
     """Download a dataset of the catalogue; the other words are for the error: where else it was sought, and how."""
     try:
         _check_reachable()
@@ -36,9 +36,9 @@ def decode_hub(known: Known, looked: str, accepted: str) -> Decoded:
             f"dataset '{known.name}' was not found: {looked}, and the Hugging Face hub ({known.hub}) gave nothing "
             f"({' '.join(str(error).split())[:200]}); set data.root to a folder with its files: {accepted}"
         ) from error
-    parts = _parts(known.name, data, None, None, known)
-    parts.kind = f"hub:{known.hub}"
-    return assemble(known, parts)
+    splits = _splits(known.name, data, None, None, known)
+    splits.kind = f"hub:{known.hub}"
+    return assemble(known, splits)
 
 
 def _check_reachable() -> None:
@@ -53,33 +53,37 @@ def _check_reachable() -> None:
 
 def decode_huggingface(name: str, data: Any, *, image: str | None, label: str | None) -> Decoded:
     """Decode a user's `Dataset` (all of it trains) or `DatasetDict` (train, test or else validation)."""
-    parts = _parts(name, data, image, label, None)
-    if parts.train is None:
+    splits = _splits(name, data, image, label, None)
+    if splits.train is None:
         raise InputError(f"{name}: the splits are {', '.join(data) or 'none'}, but one named 'train' is needed")
-    test = parts.test if parts.test is not None else parts.valid
-    names = parts.class_names
+    test = splits.test if splits.test is not None else splits.valid
+    names = splits.class_names
     if names is None:
-        highest = max(int(part.labels.max()) for part in (parts.train, test) if part is not None)
+        highest = max(int(part.labels.max()) for part in (splits.train, test) if part is not None)
         names = tuple(str(number) for number in range(highest + 1))
-    return Decoded(parts.train, test, names, "Hugging Face dataset (jpeg)" if parts.jpeg else "Hugging Face dataset")
+    return Decoded(
+        splits.train, test, names, "Hugging Face dataset (jpeg)" if splits.jpeg else "Hugging Face dataset"
+    )
 
 
-def _parts(name: str, data: Any, image: str | None, label: str | None, known: Known | None) -> Parts:
-    splits = dict(data) if isinstance(data, dict) else {"train": data}
-    parts = Parts("hub")
-    for split, rows in splits.items():
-        word = _WORDS.get(str(split))
-        if word is not None and not (word == "test" and known is not None and known.valid_is_test):
+def _splits(name: str, data: Any, image: str | None, label: str | None, known: KnownDataset | None) -> Splits:
+    given = dict(data) if isinstance(data, dict) else {"train": data}
+    splits = Splits("hub")
+    for split, rows in given.items():
+        name_of_split = _WORDS.get(str(split))
+        if name_of_split is not None and not (name_of_split == "test" and known is not None and known.valid_is_test):
             where = f"{name}, split {split}"
             if not hasattr(rows, "features") or not hasattr(rows, "__len__"):
                 raise InputError(
                     f"{where} is a {type(rows).__name__}, but a Dataset of the datasets library is needed"
                 )
-            parts.put(word, _part(where, rows, image, label, known, parts), where)
-    return parts
+            splits.add(name_of_split, _part(where, rows, image, label, known, splits), where)
+    return splits
 
 
-def _part(where: str, rows: Any, image: str | None, label: str | None, known: Known | None, parts: Parts) -> Part:
+def _part(
+    where: str, rows: Any, image: str | None, label: str | None, known: KnownDataset | None, splits: Splits
+) -> Part:
     from datasets import ClassLabel, Image
 
     features = rows.features
@@ -88,17 +92,17 @@ def _part(where: str, rows: Any, image: str | None, label: str | None, known: Kn
     image = _column(where, list(features), image, [*encoded, *IMAGE_NAMES])
     label = _column(where, list(features), label, [*(c for c in LABEL_NAMES if c in named), *named, *LABEL_NAMES])
     if isinstance(features[label], ClassLabel):
-        parts.class_names = tuple(features[label].names)
+        splits.class_names = tuple(features[label].names)
     labels = as_labels(np.asarray(rows.with_format("numpy")[label][:]), f"{where}, column '{label}'")
     # Parquet files that say nothing about themselves show an encoded picture as a plain struct with `bytes`.
     is_encoded = isinstance(features[image], Image) or (
         isinstance(features[image], dict) and "bytes" in features[image]
     )
     if not is_encoded:
-        pixels = as_pixels(np.asarray(rows.with_format("numpy")[image][:]), f"{where}, column '{image}'")
-        return checked_part(pixels, labels, where)
+        inputs = as_inputs(np.asarray(rows.with_format("numpy")[image][:]), f"{where}, column '{image}'")
+        return checked_part(inputs, labels, where)
     stack = PictureStack(
-        len(rows), channels=None if known is None else known.shape[0], resize=None if known is None else known.resize
+        len(rows), channels=None if known is None else known.channels, resize=None if known is None else known.resize
     )
     for number, row in enumerate(rows.select_columns([image]).cast_column(image, Image(decode=False))):
         content = row[image]["bytes"]
@@ -107,8 +111,8 @@ def _part(where: str, rows: Any, image: str | None, label: str | None, known: Kn
         stack.add(content, f"{where}, row {number}")
     if len(labels) == 0:
         raise InputError(f"{where} has no rows, but at least one picture is needed")
-    parts.jpeg |= stack.jpeg
-    parts.resized |= stack.resized
+    splits.jpeg |= stack.jpeg
+    splits.resized |= stack.resized
     return Part(stack.pixels(), labels)
 
 

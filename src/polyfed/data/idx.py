@@ -9,24 +9,24 @@ from pathlib import Path
 import numpy as np
 
 from polyfed.data.arrays import Part, Pixels, checked_part
-from polyfed.data.assemble import Found, Parts
-from polyfed.data.catalogue import Known
+from polyfed.data.assemble import SplitFiles, Splits
+from polyfed.data.catalogue import KnownDataset
 from polyfed.errors import InputError
 
 _PREFIX = {"train": "train", "test": "t10k"}
 _IMAGES_MAGIC, _LABELS_MAGIC = 0x0803, 0x0801
 
 
-def find_idx(folder: Path, known: Known) -> Found | None:
+def find_idx(folder: Path, known: KnownDataset) -> SplitFiles | None:
     """Pairs of an image file and a label file, with the names the official files have."""
-    found: Found = {}
-    for word, prefix in _PREFIX.items():
+    found: SplitFiles = {}
+    for split, prefix in _PREFIX.items():
         images, labels = (
             _file(folder, f"{prefix}-images", "idx3-ubyte"),
             _file(folder, f"{prefix}-labels", "idx1-ubyte"),
         )
         if images is not None and labels is not None:
-            found[word] = [images, labels]
+            found[split] = [images, labels]
         elif images is not None or labels is not None:
             there, gone = (images, "labels-idx1") if images is not None else (labels, "images-idx3")
             raise InputError(
@@ -40,15 +40,15 @@ def _file(folder: Path, stem: str, ending: str) -> Path | None:
     return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
-def read_idx(folder: Path, found: Found, known: Known) -> Parts:
+def read_idx(folder: Path, found: SplitFiles, known: KnownDataset) -> Splits:
     """Decode the pairs."""
-    parts = Parts("idx files")
-    for word, (images_file, labels_file) in found.items():
+    splits = Splits("idx files")
+    for split, (images_file, labels_file) in found.items():
         images = _array(images_file, _IMAGES_MAGIC, "images")
         labels = _array(labels_file, _LABELS_MAGIC, "labels")
         pair = checked_part(images[:, None], labels.astype(np.int64), f"{images_file} and {labels_file.name}")
-        parts.put(word, Part(pair.images, pair.labels), str(labels_file))
-    return parts
+        splits.add(split, Part(pair.inputs, pair.labels), str(labels_file))
+    return splits
 
 
 def _array(file: Path, magic: int, kind: str) -> Pixels:

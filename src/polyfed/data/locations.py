@@ -1,4 +1,4 @@
-"""Where a dataset of the catalogue is: in a folder, in an installed package or on the hub."""
+"""Where the files of a dataset are: in a folder, in an installed package or on the hub."""
 
 from __future__ import annotations
 
@@ -8,19 +8,23 @@ from pathlib import Path
 
 from polyfed.data.array_files import find_cifar, find_mat, find_npz, read_cifar, read_mat, read_npz
 from polyfed.data.arrays import Decoded
-from polyfed.data.assemble import Found, Parts, assemble
+from polyfed.data.assemble import SplitFiles, Splits, assemble
+from polyfed.data.bundled_tables import BUNDLED_TABLES, read_table, table_file
 from polyfed.data.cache import files_digest, folder_for, read_meta
-from polyfed.data.catalogue import Known
+from polyfed.data.catalogue import Format, KnownDataset
 from polyfed.data.digits import digits_file, read_digits
 from polyfed.data.folders import find_folders, read_folders
 from polyfed.data.idx import find_idx, read_idx
 from polyfed.data.parquet import find_parquet, read_parquet
+from polyfed.data.sensor_files import find_har, read_har
+from polyfed.data.speeches import find_speeches, read_speeches
+from polyfed.data.tables import find_csv, read_csv
 from polyfed.errors import InputError
 
 
 @dataclass(frozen=True)
 class Place:
-    """A source that was found: how to tell its content apart from others, and how to decode it."""
+    """Files that were found: a function for the digest of their content, and one that decodes them."""
 
     digest: Callable[[], str]
     decode: Callable[[], Decoded]
@@ -28,46 +32,50 @@ class Place:
 
 @dataclass(frozen=True)
 class _Layout:
-    find: Callable[[Path, Known], Found | None]
-    read: Callable[[Path, Found, Known], Parts]
+    name: str  # in `data.layout`; "auto": files of one published dataset
+    find: Callable[[Path, KnownDataset], SplitFiles | None]
+    read: Callable[[Path, SplitFiles, KnownDataset], Splits]
 
 
 _LAYOUTS = (
-    _Layout(find_idx, read_idx),
-    _Layout(find_parquet, read_parquet),
-    _Layout(find_mat, read_mat),
-    _Layout(find_cifar, read_cifar),
-    _Layout(find_npz, read_npz),
-    _Layout(find_folders, read_folders),
+    _Layout("idx", find_idx, read_idx),
+    _Layout("parquet", find_parquet, read_parquet),
+    _Layout("auto", find_mat, read_mat),
+    _Layout("auto", find_cifar, read_cifar),
+    _Layout("auto", find_har, read_har),
+    _Layout("auto", find_speeches, read_speeches),
+    _Layout("npz", find_npz, read_npz),
+    _Layout("csv", find_csv, read_csv),
+    _Layout("folders", find_folders, read_folders),
 )
 ACCEPTED = (
     "idx files (train-images-idx3-ubyte[.gz], ...), parquet (train*.parquet, test*.parquet), SVHN's train_32x32.mat, "
-    "CIFAR's .bin files, .npz (train.npz and test.npz with x and y, or one with x_train, y_train, ...) "
-    "or image folders (train/<class>/*, test/<class>/*)"
+    "CIFAR's .bin files, .npz (train.npz and test.npz with x and y, or one with x_train, y_train, ...), "
+    "csv (train.csv, test.csv, or one file) or image folders (train/<class>/*, test/<class>/*)"
 )
 
 
-def locate(known: Known, root: Path | None) -> Place:
-    """The first place that has the dataset; looks at names of files only, decodes nothing."""
-    if known.name == "digits":
-        return _digits_place()
+def locate(known: KnownDataset, root: Path | None, how: Format | None = None) -> Place:
+    """Return the first place that has the dataset. Only names of files are read, nothing is decoded."""
+    if known.name in ("digits", *BUNDLED_TABLES):
+        return _bundled_place(known.name)
     if root is not None:
         if not root.is_dir():
             raise InputError(f"data.root is '{root}', but there is no such folder; it must hold '{known.name}'")
         place = local_place(known, _candidates(known, root))
         if place is None:
             raise InputError(
-                f"dataset '{known.name}' was not found in data.root '{root}' nor in its subfolder '{known.name}'; "
-                f"accepted there: {ACCEPTED}"
+                f"cannot find dataset '{known.name}' in data.root '{root}' or in its subfolder '{known.name}'"
+                f"{_as_layout(known)}; accepted: {ACCEPTED}"
             )
         return place
     return local_place(known, [Path(folder) for folder in known.installed]) or _hub_place(known)
 
 
-def is_here(known: Known, root: Path | None, cache: Path | None) -> bool:
-    """Whether the dataset can be loaded without the network: installed, in `root`, or downloaded before."""
+def is_available(known: KnownDataset, root: Path | None, cache: Path | None) -> bool:
+    """Return whether the dataset can be loaded without the network: installed, in `root`, or downloaded before."""
     try:
-        if known.name == "digits" or root is not None:
+        if known.name in ("digits", *BUNDLED_TABLES) or root is not None:
             locate(known, root)
             return True
         if local_place(known, [Path(folder) for folder in known.installed]) is not None:
@@ -77,34 +85,41 @@ def is_here(known: Known, root: Path | None, cache: Path | None) -> bool:
     return read_meta(folder_for(known.name, _hub_place(known).digest(), cache)) is not None
 
 
-def _candidates(known: Known, root: Path) -> list[Path]:
+def _candidates(known: KnownDataset, root: Path) -> list[Path]:
     return [root / known.name, *(root / folder for folder in known.folders), root]
 
 
-def _digits_place() -> Place:
-    file = digits_file()
+def _as_layout(known: KnownDataset) -> str:
+    return "" if known.format.layout == "auto" else f" as {known.format.layout}"
+
+
+def _bundled_place(name: str) -> Place:
+    file = digits_file() if name == "digits" else table_file(name)
     if file is None:
-        raise InputError("dataset 'digits' ships inside scikit-learn, which is not installed; install scikit-learn")
-    return Place(lambda: files_digest(file.parent, [file]), lambda: read_digits(file))
+        raise InputError(f"dataset '{name}' ships with scikit-learn, which is not installed; install scikit-learn")
+    decode = (lambda: read_digits(file)) if name == "digits" else (lambda: read_table(name, file))
+    return Place(lambda: files_digest(file.parent, [file]), decode)
 
 
-def local_place(known: Known, folders: list[Path]) -> Place | None:
+def local_place(known: KnownDataset, folders: list[Path]) -> Place | None:
+    """Return the first folder that has files in a layout that can be read."""
+    wanted = known.format.layout
     for folder in folders:
-        for layout in _LAYOUTS:
+        for layout in (entry for entry in _LAYOUTS if wanted in ("auto", entry.name)):
             found = layout.find(folder, known) if folder.is_dir() else None
             if found is not None:
                 return _place_of(known, layout, folder, found)
     return None
 
 
-def _place_of(known: Known, layout: _Layout, folder: Path, found: Found) -> Place:
+def _place_of(known: KnownDataset, layout: _Layout, folder: Path, found: SplitFiles) -> Place:
     return Place(
         digest=lambda: files_digest(folder, [file for files in found.values() for file in files]),
         decode=lambda: assemble(known, layout.read(folder, found, known)),
     )
 
 
-def _hub_place(known: Known) -> Place:
+def _hub_place(known: KnownDataset) -> Place:
     def decode() -> Decoded:
         from polyfed.data.hub import decode_hub
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from polyfed.data.arrays import Ints, Part
-from polyfed.data.assemble import Found, Parts
-from polyfed.data.catalogue import Known
+from polyfed.data.assemble import SplitFiles, Splits
+from polyfed.data.catalogue import KnownDataset
 from polyfed.data.image_decoding import PictureStack
+from polyfed.data.tables import class_names_of, read_parquet_tables
 from polyfed.errors import InputError, nearest
 
 PATTERNS = {"train": "train*.parquet", "valid": "val*.parquet", "test": "test*.parquet"}
@@ -20,38 +20,43 @@ LABEL_NAMES = ("label", "fine_label", "labels")
 _ROWS = 1024
 
 
-def find_parquet(folder: Path, known: Known) -> Found | None:
+def find_parquet(folder: Path, known: KnownDataset) -> SplitFiles | None:
     """Files by part, in the order of their names; also in a subfolder `data`, as on the hub."""
     for place in (folder, folder / "data"):
-        found = {word: sorted(place.glob(pattern)) for word, pattern in PATTERNS.items()}
-        found = {word: files for word, files in found.items() if files}
+        found = {split: sorted(place.glob(pattern)) for split, pattern in PATTERNS.items()}
+        found = {split: files for split, files in found.items() if files}
         if found:
             return found
     return None
 
 
-def read_parquet(folder: Path, found: Found, known: Known) -> Parts:
-    """Decode all rows; class names come from the schema where Hugging Face wrote them."""
+def read_parquet(folder: Path, found: SplitFiles, known: KnownDataset) -> Splits:
+    """Decode all rows. Class names come from the schema if Hugging Face wrote them; files without pictures are tables."""
     from pyarrow import ArrowException
 
-    parts = Parts("parquet")
-    for word, files in found.items():
+    if not set(IMAGE_NAMES) & set(
+        _open(found["train" if "train" in found else next(iter(found))][0]).schema_arrow.names
+    ):
+        return read_parquet_tables(found, known)
+
+    splits = Splits("parquet")
+    for split, files in found.items():
         opened = [_open(file) for file in files]
         stack = PictureStack(
-            sum(int(table.metadata.num_rows) for table in opened), channels=known.shape[0], resize=known.resize
+            sum(int(table.metadata.num_rows) for table in opened), channels=known.channels, resize=known.resize
         )
         labels: list[Ints] = []
         for file, table in zip(files, opened, strict=True):
             try:
-                labels += _read_file(file, table, stack, parts)
+                labels += _read_file(file, table, stack, splits)
             except (ArrowException, OSError) as error:
                 raise InputError(f"{file} is damaged ({_short(error)}); a whole parquet file is needed") from error
         if not any(len(some) for some in labels):
             raise InputError(f"{files[0]} has no rows, but at least one picture is needed")
-        parts.put(word, Part(stack.pixels(), np.concatenate(labels)), str(files[0]))
-        parts.jpeg |= stack.jpeg
-        parts.resized |= stack.resized
-    return parts
+        splits.add(split, Part(stack.pixels(), np.concatenate(labels)), str(files[0]))
+        splits.jpeg |= stack.jpeg
+        splits.resized |= stack.resized
+    return splits
 
 
 def _open(file: Path) -> Any:
@@ -64,14 +69,14 @@ def _open(file: Path) -> Any:
         raise InputError(f"{file} is not a whole parquet file ({_short(error)})") from error
 
 
-def _read_file(file: Path, table: Any, stack: PictureStack, parts: Parts) -> list[Ints]:
+def _read_file(file: Path, table: Any, stack: PictureStack, splits: Splits) -> list[Ints]:
     schema = table.schema_arrow
     image, label = _column(file, schema.names, IMAGE_NAMES), _column(file, schema.names, LABEL_NAMES)
-    names = _class_names(schema, label)
+    names = class_names_of(schema, label)
     if names is not None:
-        if parts.class_names not in (None, names):
+        if splits.class_names not in (None, names):
             raise InputError(f"{file} names other classes in its schema than the files before it; they must agree")
-        parts.class_names = names
+        splits.class_names = names
     labels: list[Ints] = []
     row = 0
     for batch in table.iter_batches(batch_size=_ROWS, columns=[image, label]):
@@ -104,14 +109,6 @@ def _column(file: Path, present: list[str], wanted: tuple[str, ...]) -> str:
         if name in present:
             return name
     raise InputError(f"{file} has no column '{wanted[0]}'; {nearest(wanted[0], present)}")
-
-
-def _class_names(schema: Any, label: str) -> tuple[str, ...] | None:
-    try:
-        features = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
-        return tuple(str(name) for name in features[label]["names"])
-    except (TypeError, KeyError, ValueError):
-        return None  # plain parquet files say nothing about classes
 
 
 def _short(error: Exception) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 
 from polyfed.data import cache as cache_room
 from polyfed.data.arrays import Decoded, Part
-from polyfed.data.catalogue import Known
+from polyfed.data.catalogue import KnownDataset
 from polyfed.data.dataset import Dataset, open_cached
 from polyfed.data.locations import ACCEPTED, local_place
 from polyfed.errors import InputError, nearest
@@ -24,7 +24,7 @@ def load_own(
     """
     if not folder.is_dir():
         raise InputError(f"there is no folder '{folder}' with data")
-    known = Known(folder.name or "data", shape, len(class_names), 0, 0, resize=shape[1])
+    known = KnownDataset(folder.name or "data", shape, len(class_names), 0, 0, resize=shape[1])
     place = local_place(known, [folder])
     if place is None:
         raise InputError(f"no data was found in '{folder}'; accepted there: {ACCEPTED}")
@@ -37,7 +37,7 @@ def load_own(
 
 def _matched(data: Decoded, folder: Path, shape: tuple[int, int, int], class_names: tuple[str, ...]) -> Decoded:
     """The same samples, with labels that count in the agreed order of classes."""
-    found = tuple(int(extent) for extent in data.train.images.shape[1:])
+    found = tuple(int(extent) for extent in data.train.inputs.shape[1:])
     if found != shape:
         raise InputError(
             f"the images in '{folder}' are {_size(found)}, but this federation has agreed on {_size(shape)}"
@@ -52,7 +52,7 @@ def _matched(data: Decoded, folder: Path, shape: tuple[int, int, int], class_nam
         places = np.array([class_names.index(name) for name in data.class_names], dtype=np.int64)
 
     def moved(part: Part) -> Part:
-        return Part(part.images, places[part.labels].astype(np.int64))
+        return Part(part.inputs, places[part.labels].astype(np.int64))
 
     test = None if data.test is None else moved(data.test)
     return Decoded(moved(data.train), test, class_names, data.source)

@@ -1,0 +1,168 @@
+"""Readers of tables: csv files, and parquet files without pictures.
+
+A table has one row per sample and a column of labels. Its other columns are the sample: numbers, or one column of text.
+Columns of text beside numbers do not enter the sample; a partition can use them, for example a column with the hospital.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polyfed.data.arrays import Inputs, Ints, Part, checked_part, named_labels
+from polyfed.data.assemble import SplitFiles, Splits
+from polyfed.data.catalogue import KnownDataset
+from polyfed.data.text_tokens import hashed_tokens
+from polyfed.errors import InputError, nearest
+
+LABEL_COLUMNS = ("label", "target", "class", "y", "labels", "fine_label", "diagnosis")
+TEXT_COLUMNS = ("text", "sentence", "content")
+_PATTERNS = {"train": "train*.csv", "valid": "val*.csv", "test": "test*.csv"}
+
+
+def find_csv(folder: Path, known: KnownDataset) -> SplitFiles | None:
+    """Return train.csv, val.csv and test.csv, or the only csv file of the folder."""
+    found = {split: sorted(folder.glob(pattern)) for split, pattern in _PATTERNS.items()}
+    found = {split: files for split, files in found.items() if files}
+    if found:
+        return found
+    single = sorted(folder.glob("*.csv"))
+    return {"train": single} if len(single) == 1 else None
+
+
+def read_csv(folder: Path, found: SplitFiles, known: KnownDataset) -> Splits:
+    """Read all rows. Labels may be numbers or text."""
+    from pyarrow import ArrowException
+    from pyarrow.csv import read_csv as read_arrow
+
+    tables = {}
+    for split, files in found.items():
+        try:
+            tables[split] = [(file, read_arrow(file)) for file in files]
+        except (ArrowException, OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{files[0]} is not a readable csv file ({_short(error)})") from error
+    return _splits("csv files", tables, known)
+
+
+def read_parquet_tables(found: SplitFiles, known: KnownDataset) -> Splits:
+    """Read parquet files that hold no pictures."""
+    from pyarrow import ArrowException
+    from pyarrow.parquet import read_table
+
+    tables = {}
+    for split, files in found.items():
+        try:
+            tables[split] = [(file, read_table(file)) for file in files]
+        except (ArrowException, OSError) as error:
+            raise InputError(f"{files[0]} is not a readable parquet file ({_short(error)})") from error
+    return _splits("parquet", tables, known)
+
+
+def class_names_of(schema: Any, label: str) -> tuple[str, ...] | None:
+    """Return the class names that Hugging Face wrote into a schema; None for plain files."""
+    try:
+        features = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
+        return tuple(str(name) for name in features[label]["names"])
+    except (TypeError, KeyError, ValueError):
+        return None
+
+
+def _splits(kind: str, tables: dict[str, list[tuple[Path, Any]]], known: KnownDataset) -> Splits:
+    import pyarrow as pa
+
+    splits = Splits(kind)
+    whole = {}
+    for split, pieces in tables.items():
+        names = [table.schema.names for _, table in pieces]
+        if any(other != names[0] for other in names):
+            raise InputError(f"{pieces[0][0]} and {pieces[-1][0]} have different columns; they must agree")
+        whole[split] = (pieces[0][0], pa.concat_tables([table for _, table in pieces], promote_options="default"))
+    file, first = next(iter(whole.values()))
+    label = _label_column(file, first.schema.names, known)
+    # one mapping from text to classes for all splits, so that a class that one split lacks keeps its number
+    every_label = np.concatenate([_values(table, label, where) for where, table in whole.values()])
+    labels, class_names = named_labels(every_label, f"{file}, column '{label}'")
+    splits.class_names = class_names_of(first.schema, label) or class_names
+    start = 0
+    for split, (where, table) in whole.items():
+        own = labels[start : start + table.num_rows]
+        start += table.num_rows
+        splits.add(split, _part(where, table, label, own, known, splits), str(where))
+    return splits
+
+
+def _part(file: Path, table: Any, label: str, labels: Ints, known: KnownDataset, splits: Splits) -> Part:
+    import pyarrow as pa
+
+    if label not in table.schema.names:
+        raise InputError(f"{file} has no column '{label}'; {nearest(label, table.schema.names)}")
+    others = [name for name in table.schema.names if name != label]
+    texts = [name for name in others if pa.types.is_string(table.schema.field(name).type)]
+    numeric = [name for name in others if _is_number(table.schema.field(name).type)]
+    text = known.format.text or next((name for name in TEXT_COLUMNS if name in texts), None)
+    inputs: Inputs
+    if text is not None:
+        if text not in texts:
+            raise InputError(
+                f"data.text is '{text}', but {file} has no text column of that name; {nearest(text, texts)}"
+            )
+        splits.vocabulary = known.format.vocabulary
+        inputs = hashed_tokens(_complete(table, text, file), known.format.vocabulary, known.format.text_length)
+    elif numeric:
+        inputs = np.stack([_complete(table, name, file).astype(np.float32) for name in numeric], axis=1)
+    else:
+        raise InputError(
+            f"{file} has no column of numbers beside '{label}'; its columns are {', '.join(others) or 'none'}. Encode "
+            "categories as numbers, or set data.text to the column with the text."
+        )
+    columns = {name: tuple(str(value) for value in table.column(name).to_pylist()) for name in others if name != text}
+    return checked_part(inputs, labels, str(file), {n: v for n, v in columns.items() if len(set(v)) <= _MOST_VALUES})
+
+
+_MOST_VALUES = 10_000  # distinct values of a column that a partition may use
+
+
+def _label_column(file: Path, present: list[str], known: KnownDataset) -> str:
+    wanted = known.format.label
+    if wanted is not None:
+        if wanted not in present:
+            raise InputError(f"data.label is '{wanted}', but {file} has no such column; {nearest(wanted, present)}")
+        return wanted
+    column = next((name for name in LABEL_COLUMNS if name in present), None)
+    if column is None:
+        raise InputError(f"{file} has no column named label; set data.label to one of {', '.join(present)}")
+    return column
+
+
+def _values(table: Any, name: str, file: Path) -> Any:
+    if name not in table.schema.names:
+        raise InputError(f"{file} has no column '{name}'; {nearest(name, table.schema.names)}")
+    return _complete(table, name, file)
+
+
+def _complete(table: Any, name: str, file: Path) -> Any:
+    """Return a column as an array, after checking that no value is missing."""
+    column = table.column(name)
+    values = np.asarray(column.to_pylist(), dtype=object)
+    missing = [k for k, value in enumerate(values) if value is None or (isinstance(value, float) and value != value)]
+    if missing:
+        raise InputError(
+            f"{file}: column '{name}' has {len(missing)} missing values, the first in row {missing[0] + 1}; fill them in or "
+            "drop the rows"
+        )
+    if _is_number(column.type):
+        return np.asarray(values, dtype=np.float64)
+    return values
+
+
+def _is_number(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
