@@ -5,18 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from polyfed.models import cnn, efficientnet, googlenet, mobilenet, resnet, shufflenet, tiny, vit
+from polyfed.models import (
+    cnn,
+    efficientnet,
+    googlenet,
+    mobilenet,
+    resnet,
+    series,
+    shufflenet,
+    tabular,
+    text,
+    tiny,
+    vit,
+)
 from polyfed.models.blocks import Trunk
-from polyfed.models.spec import ModelSpec
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """How a trunk is built, the smallest image side it takes, and the dropout it has on its features."""
+    """How to build a trunk, which inputs it takes, its smallest picture side, and the dropout on its features."""
 
-    trunk: Callable[[ModelSpec, tuple[int, int, int]], Trunk]
+    trunk: Callable[..., Trunk]
     smallest: int = 1
     dropout: float = 0.0
+    takes: str = "picture"  # or 'table', 'series', 'text'
 
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -37,4 +49,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     **{name: Architecture(tiny.narrow_resnet) for name in tiny.NARROW_DEPTHS},
     "tiny-resnet-wide": Architecture(tiny.wide_resnet),
     **{name: Architecture(vit.tiny_vit) for name in vit.TINY_DEPTHS},
+    **{name: Architecture(trunk, takes="table") for name, trunk in tabular.TABLE.items()},
+    **{name: Architecture(trunk, takes="series") for name, trunk in series.SERIES.items()},
+    **{name: Architecture(trunk, takes="text") for name, trunk in text.TEXT.items()},
 }

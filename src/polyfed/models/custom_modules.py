@@ -1,20 +1,24 @@
-"""Bring your own: any module and the name of its head become a SplitModel."""
+"""Models of your own: turn any module and the name of its last layer into a SplitModel."""
 
 from __future__ import annotations
 
 import copy
+import math
 
 import torch
 from torch import Tensor, nn
 
 from polyfed.errors import InputError, nearest
+from polyfed.models.spec import Shape
 from polyfed.models.split import SplitModel
 
 
-def from_module(module: nn.Module, head: str, *, shape: tuple[int, int, int], classes: int) -> SplitModel:
-    """Cuts a copy of `module` at its head, a Linear that comes last; `head` is its (dotted) name.
+def from_module(
+    module: nn.Module, head: str, *, shape: Shape, classes: int, vocabulary: int | None = None
+) -> SplitModel:
+    """Split a copy of `module` at its head, the Linear that comes last; `head` is its (dotted) name.
 
-    The module gets images in [0, 1] and brings its own normalisation, if any.
+    The module receives pictures as floats in [0, 1], other inputs as they are, and normalises them itself if needed.
     """
     kind = type(module).__name__
     if not isinstance(module, nn.Module):
@@ -32,7 +36,7 @@ def from_module(module: nn.Module, head: str, *, shape: tuple[int, int, int], cl
         raise InputError(
             f"The head '{head}' of {kind} has {layer.out_features} outputs, but the data has {classes} classes."
         )
-    _check_cut(module, layer, head, shape)
+    _check_cut(module, layer, head, _example(shape, vocabulary, layer.weight.device))
     return SplitModel(_without(module, head), copy.deepcopy(layer), feature_dim=layer.in_features, classes=classes)
 
 
@@ -44,18 +48,23 @@ def _without(module: nn.Module, head: str) -> nn.Module:
     return backbone
 
 
-def _check_cut(module: nn.Module, layer: nn.Linear, head: str, shape: tuple[int, int, int]) -> None:
-    """One forward pass of both: the cut is right where the two halves together give what the whole gives."""
+def _example(shape: Shape, vocabulary: int | None, device: torch.device) -> Tensor:
+    """Return two samples. A ramp rather than zeros, which could hide what comes after the head."""
+    count = 2 * math.prod(shape)
+    if vocabulary is not None:
+        return (torch.arange(count, device=device) % vocabulary).reshape(2, *shape)
+    return torch.linspace(0, 1, count, device=device).reshape(2, *shape)
+
+
+def _check_cut(module: nn.Module, layer: nn.Linear, head: str, probe: Tensor) -> None:
+    """Compare one forward pass of the module with that of its two parts."""
     kind = type(module).__name__
-    # A ramp rather than zeros, which could hide what comes after the head.
-    probe = torch.linspace(0, 1, 2 * shape[0] * shape[1] * shape[2], device=layer.weight.device)
-    probe = probe.reshape(2, *shape)
     whole = _evaluated(copy.deepcopy(module), probe, kind)
     features = _evaluated(_without(module, head), probe, kind)
     if features.shape != (2, layer.in_features):
         raise InputError(
-            f"{kind} without its head '{head}' gives {tuple(features.shape)} for two images, "
-            f"(2, {layer.in_features}) is needed: one flat feature for each image."
+            f"{kind} without its head '{head}' returns shape {tuple(features.shape)} for two samples; "
+            f"expected (2, {layer.in_features}), one flat feature vector per sample."
         )
     with torch.no_grad():
         joined = layer(features)
@@ -73,7 +82,9 @@ def _evaluated(copied: nn.Module, probe: Tensor, kind: str) -> Tensor:
             out = copied.eval()(probe)
     except Exception as error:  # the module is the user's: it may raise anything
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"{kind} does not take images of shape {tuple(probe.shape[1:])}: {reason}.") from error
+        raise InputError(f"{kind} does not take samples of shape {tuple(probe.shape[1:])}: {reason}.") from error
     if not isinstance(out, Tensor):
-        raise InputError(f"{kind} gives a {type(out).__name__}, a tensor of logits is needed.")
+        raise InputError(
+            f"{kind} returns a {type(out).__name__}; return only the logits, a tensor of shape (samples, classes)."
+        )
     return out

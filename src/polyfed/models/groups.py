@@ -1,16 +1,19 @@
-"""The model groups of the papers and the CPU-sized ones, in the order in which clients get their members."""
+"""Model groups: those of the papers and CPU-sized ones. Clients get the members in this order, round-robin."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from polyfed.errors import InputError, nearest
+from polyfed.models.series import SERIES
 from polyfed.models.spec import ModelSpec
+from polyfed.models.tabular import TABLE
+from polyfed.models.text import TEXT
 
 
 @dataclass(frozen=True)
 class ModelGroup:
-    """Members in round-robin order, and the extra model that some methods hold besides them."""
+    """The members of a group, and the additional model that some methods train."""
 
     name: str
     members: tuple[ModelSpec, ...]
@@ -97,6 +100,9 @@ _GROUPS = (
     ModelGroup("tiny-resnets", tuple(ModelSpec(f"tiny-{n}") for n in INCO_STAGE)),
     ModelGroup("tiny-vits", tuple(ModelSpec(f"tiny-vit-{q}") for q in range(2, 7))),
     ModelGroup("tiny-widths", _widths("tiny-resnet-wide", 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1)),
+    ModelGroup("tabular4", tuple(ModelSpec(name) for name in TABLE)),
+    ModelGroup("series4", tuple(ModelSpec(name) for name in SERIES)),
+    ModelGroup("text4", tuple(ModelSpec(name) for name in TEXT)),
     ModelGroup("tiny-exits", tuple(ModelSpec("tiny-resnet-wide", width=w, exits=e) for w, e in TINY_LEVELS)),
 )
 GROUPS = {group.name: group for group in _GROUPS}
@@ -104,12 +110,12 @@ GROUPS = {group.name: group for group in _GROUPS}
 
 def model_group(name: str) -> ModelGroup:
     if name not in GROUPS:
-        raise InputError(f"Model group '{name}' is unknown: {nearest(name, GROUPS)}.")
+        raise InputError(f"Unknown model group '{name}'; {nearest(name, GROUPS)}.")
     return GROUPS[name]
 
 
 def group(name: str) -> tuple[ModelSpec, ...]:
-    """The members of a group, in round-robin order."""
+    """Return the members of a group, in round-robin order."""
     return model_group(name).members
 
 

@@ -85,6 +85,17 @@ def make_backbone(trunk: Trunk, spec: ModelSpec, shape: tuple[int, int, int], dr
     return nn.Sequential(parts)
 
 
+def make_flat_backbone(trunk: Trunk, spec: ModelSpec) -> nn.Module:
+    """Return trunk, dropout and adapter for inputs that are not pictures. The trunk normalises its inputs itself."""
+    parts: OrderedDict[str, nn.Module] = OrderedDict(trunk=trunk)
+    if spec.dropout:
+        parts["dropout"] = nn.Dropout(spec.dropout)
+    adapter = flat_adapter(spec, trunk.channels)
+    if adapter is not None:
+        parts["adapter"] = adapter
+    return nn.Sequential(parts)
+
+
 def conv_pool(channels: int, feature_map: tuple[int, int, int]) -> nn.Sequential:
     """1x1 convolution to c0 channels, adaptive average pooling to h0 x w0, flatten."""
     out, height, width = feature_map

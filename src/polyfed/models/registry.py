@@ -1,7 +1,8 @@
-"""The one list of models, polyfed's and the user's: building, describing and adding them."""
+"""All models, polyfed's and the user's: build, describe and register them."""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,11 +13,12 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from polyfed.errors import InputError, nearest
-from polyfed.models.catalogue import ARCHITECTURES
+from polyfed.models.blocks import Trunk
+from polyfed.models.catalogue import ARCHITECTURES, Architecture
 from polyfed.models.custom_modules import from_module
 from polyfed.models.groups import ModelGroup, group, group_names, model_group
-from polyfed.models.parts import feature_width, flat_adapter, make_backbone, make_head
-from polyfed.models.spec import ModelSpec
+from polyfed.models.parts import feature_width, flat_adapter, make_backbone, make_flat_backbone, make_head
+from polyfed.models.spec import ModelSpec, Shape
 from polyfed.models.split import SplitModel
 
 __all__ = [
@@ -36,14 +38,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What a list of models shows: sizes for ten classes and the input named here, with the model's own head."""
+    """A model as lists show it: sizes for ten classes and the named input, with the model's own head."""
 
     name: str
     params: int
     extractor_params: int
     feature_dim: int
     flops: int  # one forward pass of one image, 2 per multiply-accumulate
-    input: tuple[int, int, int]
+    input: Shape
 
 
 @dataclass(frozen=True)
@@ -60,62 +62,112 @@ def names() -> list[str]:
 
 
 def register(name: str, factory: Callable[..., nn.Module], *, head: str | None = None) -> None:
-    """Adds a model of the user's own.
+    """Register a model of your own.
 
-    The factory is called with those of `shape`, `classes`, `width` and `norm` that it has parameters for. It gives a
-    SplitModel, or any module whose last layer, a Linear, is called `head` (dotted for an inner module).
+    The factory is called with those of `shape`, `classes`, `width`, `norm` and `vocabulary` that are its parameters. It
+    returns a `SplitModel`, or any module whose last layer is the Linear called `head` (dotted for an inner module).
+
+    >>> from torch import nn
+    >>> register("my-mlp", lambda shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(64, classes)), head="1")
     """
     if name in ARCHITECTURES or "@" in name or ":" in name or not name:
         raise InputError(
-            f"A model cannot be registered as '{name}': allowed is a name without '@' and ':' that polyfed does not "
-            "use."
+            f"Cannot register a model as '{name}': the name must not be empty, contain '@' or ':', or be one of "
+            "polyfed's models."
         )
     if not callable(factory):
-        raise InputError(f"Model '{name}': the factory is a {type(factory).__name__}, a function is needed.")
+        raise InputError(f"Model '{name}': the factory is a {type(factory).__name__}; expected a function.")
     _registered[name] = _Own(factory, head)
     _describe_at.cache_clear()
 
 
-def build(spec: ModelSpec | str, *, shape: tuple[int, int, int], classes: int) -> SplitModel:
-    """The model for images of this shape (channels, height, width) and this many classes."""
+def build(spec: ModelSpec | str, *, shape: Shape, classes: int) -> SplitModel:
+    """Build the model for samples of this shape and this many classes."""
     spec = ModelSpec.parse(spec) if isinstance(spec, str) else spec
-    if len(shape) != 3 or min(shape) < 1:
+    if not shape or min(shape) < 1:
         raise InputError(
-            f"Model '{spec.name}': the image shape is {tuple(shape)}, three sizes of 1 or more are needed "
-            "(channels, height, width)."
+            f"Model '{spec.name}': the shape of a sample is {tuple(shape)}; expected sizes of 1 or more."
         )
     if classes < 2:
-        raise InputError(f"Model '{spec.name}': there are {classes} classes, 2 or more are needed.")
+        raise InputError(f"Model '{spec.name}': there are {classes} classes; at least 2 are needed.")
     if spec.exits is not None:
         from polyfed.models.slicing.exits import build_with_exits  # which builds the model without exits by this
 
-        return build_with_exits(spec, spec.exits, shape=shape, classes=classes)
+        return build_with_exits(spec, spec.exits, shape=_picture(spec, shape), classes=classes)
     if spec.name in _registered:
         return _build_own(spec, _registered[spec.name], shape, classes)
     if spec.name not in ARCHITECTURES:
-        raise InputError(f"Model '{spec.name}' is unknown: {nearest(spec.name, names())}.")
+        raise InputError(f"Unknown model '{spec.name}'; {nearest(spec.name, names())}.")
     architecture = ARCHITECTURES[spec.name]
-    side = min(*shape[1:], spec.pool_input or shape[1])
-    if side < architecture.smallest:
-        raise InputError(
-            f"Model '{spec.name}' takes images of {architecture.smallest}x{architecture.smallest} pixels or more, "
-            f"found {shape[1]}x{shape[2]}" + (f" pooled to {spec.pool_input}." if side == spec.pool_input else ".")
-        )
-    trunk = architecture.trunk(spec, _pooled_shape(spec, shape))
-    backbone = make_backbone(trunk, spec, shape, architecture.dropout)
-    features = feature_width(spec, trunk.channels)
+    if architecture.takes == "picture":
+        backbone, own = _picture_backbone(spec, architecture, _picture(spec, shape))
+    else:
+        trunk = _other_trunk(spec, architecture, shape)
+        backbone, own = make_flat_backbone(trunk, spec), trunk.channels
+    features = feature_width(spec, own)
     return SplitModel(backbone, make_head(spec.head, features, classes), feature_dim=features, classes=classes)
 
 
+def _picture(spec: ModelSpec, shape: Shape) -> tuple[int, int, int]:
+    """Return the shape of pictures, after checking that the samples are pictures."""
+    if len(shape) != 3:
+        raise InputError(
+            f"Model '{spec.name}' takes pictures (channels, height, width), but samples have shape {tuple(shape)}; use "
+            "a model for tables, series or text, such as those of the groups tabular4, series4 and text4."
+        )
+    return shape[0], shape[1], shape[2]
+
+
+def _picture_backbone(
+    spec: ModelSpec, architecture: Architecture, shape: tuple[int, int, int]
+) -> tuple[nn.Module, int]:
+    side = min(*shape[1:], spec.pool_input or shape[1])
+    if side < architecture.smallest:
+        raise InputError(
+            f"Model '{spec.name}' takes pictures of {architecture.smallest}x{architecture.smallest} pixels or more; "
+            f"these have {shape[1]}x{shape[2]}"
+            + (f", pooled to {spec.pool_input}." if side == spec.pool_input else ".")
+        )
+    trunk = architecture.trunk(spec, _pooled_shape(spec, shape))
+    return make_backbone(trunk, spec, shape, architecture.dropout), trunk.channels
+
+
+def _other_trunk(spec: ModelSpec, architecture: Architecture, shape: Shape) -> Trunk:
+    """Build a trunk for tables, series or text, after checking that the samples are such."""
+    dimensions = {"table": (1,), "series": (2,), "text": (1,)}[architecture.takes]
+    if len(shape) not in dimensions:
+        wanted = {"table": "a row of numbers", "series": "(channels, steps)", "text": "a row of tokens"}
+        raise InputError(
+            f"Model '{spec.name}' takes {wanted[architecture.takes]} per sample, but samples have shape {tuple(shape)}."
+        )
+    if architecture.takes != "text":
+        if spec.vocabulary is not None:
+            raise InputError(
+                f"Model '{spec.name}' takes numbers, but the samples are tokens; use a model of group text4."
+            )
+        return architecture.trunk(spec, shape)
+    if spec.vocabulary is None:
+        raise InputError(
+            f"Model '{spec.name}' takes tokens of a text, but the samples are numbers; use a model of group tabular4."
+        )
+    return architecture.trunk(spec, shape, spec.vocabulary)
+
+
 def _pooled_shape(spec: ModelSpec, shape: tuple[int, int, int]) -> tuple[int, int, int]:
-    """What the trunk sees after `pool_input`."""
+    """Return the shape that the trunk sees after `pool_input`."""
     if spec.pool_input is None:
         return shape
     return shape[0], min(shape[1], spec.pool_input), min(shape[2], spec.pool_input)
 
 
-def _build_own(spec: ModelSpec, own: _Own, shape: tuple[int, int, int], classes: int) -> SplitModel:
-    offered = {"shape": shape, "classes": classes, "width": spec.width, "norm": spec.norm}
+def _build_own(spec: ModelSpec, own: _Own, shape: Shape, classes: int) -> SplitModel:
+    offered = {
+        "shape": shape,
+        "classes": classes,
+        "width": spec.width,
+        "norm": spec.norm,
+        "vocabulary": spec.vocabulary,
+    }
     parameters = inspect.signature(own.factory).parameters.values()
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
     named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
@@ -124,17 +176,17 @@ def _build_own(spec: ModelSpec, own: _Own, shape: tuple[int, int, int], classes:
         raise InputError(f"Model '{spec.name}': width is {spec.width}, but its factory has no parameter 'width'.")
     module = own.factory(**given)
     if own.head is not None:
-        module = from_module(module, own.head, shape=shape, classes=classes)
+        module = from_module(module, own.head, shape=shape, classes=classes, vocabulary=spec.vocabulary)
     if not isinstance(module, SplitModel):
         raise InputError(
-            f"Model '{spec.name}': its factory gave a {type(module).__name__}; needed is a SplitModel, "
-            "or the name of its head given to register(..., head=...)."
+            f"Model '{spec.name}': its factory returned a {type(module).__name__}; return a SplitModel, or give the "
+            "name of the last layer to register(..., head=...)."
         )
     return _adapted(module, spec, classes)
 
 
 def _adapted(model: SplitModel, spec: ModelSpec, classes: int) -> SplitModel:
-    """The user's own model with the feature width or head that was asked for; its own where nothing was."""
+    """Return the user's model with the feature width and head that the spec asks for."""
     features = feature_width(spec, model.feature_dim)
     adapter = flat_adapter(spec, model.feature_dim)
     if adapter is None and spec.head is None:
@@ -143,30 +195,33 @@ def _adapted(model: SplitModel, spec: ModelSpec, classes: int) -> SplitModel:
     return SplitModel(backbone, make_head(spec.head, features, classes), feature_dim=features, classes=classes)
 
 
-def describe(name: ModelSpec | str, shape: tuple[int, int, int] | None = None) -> ModelInfo:
-    """Sizes for ten classes at `shape`: 3x32x32, or the smallest input it takes where that is larger."""
+def describe(name: ModelSpec | str, shape: Shape | None = None) -> ModelInfo:
+    """Return sizes for ten classes and samples of `shape`: by default the smallest usual input of the model."""
     spec = ModelSpec.parse(name) if isinstance(name, str) else name
+    takes = ARCHITECTURES[spec.name].takes if spec.name in ARCHITECTURES else "picture"
     if shape is None:
         side = max(32, ARCHITECTURES[spec.name].smallest) if spec.name in ARCHITECTURES else 32
-        shape = (3, side, side)
+        shape = {"table": (30,), "series": (9, 128), "text": (64,)}.get(takes, (3, side, side))
+    if takes == "text" and spec.vocabulary is None:
+        spec = dataclasses.replace(spec, vocabulary=10_000)
     return _describe_at(spec, shape)
 
 
 @lru_cache(maxsize=256)
-def _describe_at(spec: ModelSpec, shape: tuple[int, int, int]) -> ModelInfo:
+def _describe_at(spec: ModelSpec, shape: Shape) -> ModelInfo:
     # On the meta device nothing is allocated or computed: ResNet-152 costs no more than its Python objects.
     with torch.device("meta"):
         model = build(spec, shape=shape, classes=10).eval()
         params, extractor_params = _count(model), _count(model.backbone)
         _skip_uncounted(model)
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            model(torch.empty(1, *shape))
+            model(torch.empty(2, *shape, dtype=torch.float32 if spec.vocabulary is None else torch.int64))
     return ModelInfo(
         name=spec.label,
         params=params,
         extractor_params=extractor_params,
         feature_dim=model.feature_dim,
-        flops=int(counter.get_total_flops()),
+        flops=int(counter.get_total_flops()) // 2,
         input=shape,
     )
 

@@ -1,4 +1,4 @@
-"""CPU-sized networks for series: (channels, steps) per sample, such as sensor windows. Batch norm scales the inputs."""
+"""CPU-sized networks for series: (channels, steps) per sample, such as sensor windows, scaled by batch norm."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from polyfed.models.blocks import Trunk, scaled
 from polyfed.models.spec import ModelSpec
+from polyfed.models.vit import Block
 
 FEATURES = 64  # the common feature width of the group
 
@@ -94,9 +95,7 @@ class SeriesTransformer(Trunk):
         self.norm = nn.BatchNorm1d(shape[0])
         self.patches = nn.Conv1d(shape[0], token, patch, stride=patch)
         self.position = nn.Parameter(torch.zeros(shape[1] // patch, token))
-        self.layer = nn.TransformerEncoderLayer(
-            token, 4, dim_feedforward=2 * token, dropout=0.0, batch_first=True, norm_first=True
-        )
+        self.layer = Block(token, 4, 2 * token)
         self.last = nn.Sequential(nn.LayerNorm(token), nn.Linear(token, self.channels), nn.ReLU())
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The JSON-able description of one client's model."""
+"""The description of one client's model, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from polyfed.errors import InputError, nearest
 
+Shape = tuple[int, ...]  # of one sample: (channels, height, width), (channels, steps), (columns,) or (tokens,)
 NORMS = ("batch", "group", "layer", "none")
 STEMS = ("auto", "image", "small")
 ADAPTERS = ("auto", "pool1d", "linear", "conv_pool")
@@ -19,22 +20,20 @@ HEAD_PATTERN = re.compile(r"(relu|tanh)-([1-9]\d{0,5})")
 
 
 def hidden_layer(head: str | None) -> tuple[str, int] | None:
-    """Activation and units of a head's hidden layer; None for a head of one linear layer."""
+    """Return activation and units of a head's hidden layer, or None for a head of one linear layer."""
     if head is None or head == "linear":
         return None
     match = HEAD_PATTERN.fullmatch(head)
     if match is None:
-        raise InputError(
-            f"Head '{head}' is unknown; allowed are 'linear', and 'relu-N' or 'tanh-N' with N hidden units."
-        )
+        raise InputError(f"Unknown head '{head}'. Use 'linear', or 'relu-N' or 'tanh-N' with N hidden units.")
     return match[1], int(match[2])
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Which architecture, and how it differs from the published one; the defaults are the published one.
+    """An architecture and how it differs from the published one. The defaults are the published architecture.
 
-    `norm` and `stem` speak only to architectures that have such a part: a transformer keeps its layer norms.
+    `norm` and `stem` apply only to architectures that have such a part: a transformer keeps its layer norms.
     """
 
     name: str
@@ -47,9 +46,10 @@ class ModelSpec:
     head: str | None = None  # None: one linear layer | relu-256, tanh-768: one hidden layer in between
     dropout: float | None = None  # on the features; None keeps the model's own
     pool_input: int | None = None  # average-pool larger images to this size first
-    exits: tuple[int, ...] | None = None  # answer after so many blocks, each time; the model ends with the last
+    exits: tuple[int, ...] | None = None  # early exits after these numbers of blocks; the model ends with the last
     mean: tuple[float, ...] = (0.5,)  # input normalisation, one value or one per channel
     std: tuple[float, ...] = (0.5,)
+    vocabulary: int | None = None  # number of tokens, for text models; a federation fills it in from its data
 
     def __post_init__(self) -> None:
         _check_choice(self.name, "norm", self.norm, NORMS)
@@ -87,18 +87,18 @@ class ModelSpec:
 
     @property
     def label(self) -> str:
-        """The name a list shows: the architecture, its width where that is not 1, and where it answers early."""
+        """The name that lists show: the architecture, its width unless that is 1, and its early exits."""
         width = "" if self.width == 1 else f"@{self.width:g}"
         return self.name + width + (":" + "-".join(map(str, self.exits)) if self.exits else "")
 
     @property
     def text(self) -> str:
-        """All of it in one line: the label where that says everything, else JSON."""
+        """The whole description in one line: the label if that is enough, JSON otherwise."""
         return self.label if type(self).parse(self.label) == self else json.dumps(self.to_json(), sort_keys=True)
 
     @classmethod
     def parse(cls, text: str) -> ModelSpec:
-        """The reverse of `text` and `label`: 'resnet26@0.5:3-6' is half as wide, with exits after blocks 3 and 6."""
+        """Parse `text` or `label`: 'resnet26@0.5:3-6' has half the width, and exits after blocks 3 and 6."""
         if text.startswith("{"):
             return cls.from_json(json.loads(text))
         sized, colon, depths = text.partition(":")
@@ -115,14 +115,14 @@ class ModelSpec:
             raise InputError(f"Model '{text}': the width after '@' is '{width}', a number is needed.") from None
 
     def to_json(self) -> dict[str, Any]:
-        """Only what differs from the defaults, with lists for tuples."""
+        """Return what differs from the defaults, with lists for tuples."""
         defaults = {f.name: f.default for f in fields(self)}
         entries = {k: v for k, v in asdict(self).items() if defaults[k] is MISSING or v != defaults[k]}
         return {k: list(v) if isinstance(v, tuple) else v for k, v in entries.items()}
 
     @classmethod
     def of(cls, entry: str | Mapping[str, Any]) -> ModelSpec:
-        """From what a config holds for a model: its text, or a mapping."""
+        """Read the entry of a config: a text or a mapping."""
         return cls.parse(entry) if isinstance(entry, str) else cls.from_json(entry)
 
     @classmethod
@@ -143,11 +143,11 @@ class ModelSpec:
 
 
 _WORDS = {"name", "norm", "stem", "adapter"}
-_SIZES = {"feature_dim", "pool_input"}
+_SIZES = {"feature_dim", "pool_input", "vocabulary"}
 
 
 def _fits(key: str, value: object) -> bool:
-    """Whether a value that came from a file has the type of its field."""
+    """Return whether a value from a file has the type of its field."""
     if key in _WORDS:
         return isinstance(value, str)
     if key == "width":

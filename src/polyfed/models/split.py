@@ -1,4 +1,4 @@
-"""A model cut in two: a backbone that turns images into features, and a head that turns features into logits."""
+"""Models in two parts: a backbone that maps inputs to features, and a head that maps features to logits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class SplitModel(nn.Module):
-    """Backbone: images in [0, 1], (N, C, H, W), to features (N, feature_dim); head: features to logits."""
+    """A backbone from inputs (N, ...) to features (N, feature_dim), and a head from features to logits."""
 
     def __init__(self, backbone: nn.Module, head: nn.Module, *, feature_dim: int, classes: int) -> None:
         super().__init__()
@@ -26,5 +26,5 @@ class SplitModel(nn.Module):
 
     @property
     def has_batchnorm(self) -> bool:
-        """Whether a BatchNorm is anywhere inside: then training needs batches of two or more."""
+        """Whether the model contains BatchNorm; training then needs batches of two samples or more."""
         return any(isinstance(module, _BatchNorm) for module in self.modules())

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from polyfed.models.blocks import Trunk, scaled
 from polyfed.models.spec import ModelSpec
+from polyfed.models.vit import Block
 
 FEATURES = 64  # the common feature width of the group
 
@@ -96,9 +97,7 @@ class TableTransformer(Trunk):
         self.norm = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(columns))
         self.scale = nn.Parameter(torch.empty(columns, token).normal_(std=token**-0.5))
         self.shift = nn.Parameter(torch.zeros(columns, token))
-        self.layer = nn.TransformerEncoderLayer(
-            token, 2, dim_feedforward=4 * token, dropout=0.0, batch_first=True, norm_first=True
-        )
+        self.layer = Block(token, 2, 4 * token)
         self.last = nn.Sequential(nn.LayerNorm(token), nn.Linear(token, self.channels), nn.ReLU())
 
     def forward(self, x: Tensor) -> Tensor:

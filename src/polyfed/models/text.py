@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from polyfed.models.blocks import Trunk, scaled
 from polyfed.models.spec import ModelSpec
+from polyfed.models.vit import Block
 
 FEATURES = 64  # the common feature width of the group
 EMBEDDING = 16
@@ -74,9 +75,7 @@ class TextTransformer(_TextTrunk):
     def __init__(self, spec: ModelSpec, shape: tuple[int, ...], vocabulary: int) -> None:
         super().__init__(spec, vocabulary)
         self.position = nn.Parameter(torch.zeros(shape[0], self.width))
-        self.layer = nn.TransformerEncoderLayer(
-            self.width, 2, dim_feedforward=4 * self.width, dropout=0.0, batch_first=True, norm_first=True
-        )
+        self.layer = Block(self.width, 2, 4 * self.width)
         self.last = nn.Sequential(nn.LayerNorm(self.width), nn.Linear(self.width, self.channels), nn.ReLU())
 
     def forward(self, tokens: Tensor) -> Tensor:
