@@ -22,7 +22,7 @@ from polyfed.models.stage_outputs import stage_outputs
 from polyfed.runs.checkpoint import CLIENT_STATES
 from polyfed.testing.toy_federation import ToyFederation
 from polyfed.training import Samples
-from polyfed.training.samples import as_floats
+from polyfed.training.samples import model_inputs
 
 FEW = ((4, 4, 0, 0), (0, 4, 4, 0), (0, 0, 4, 4), (4, 0, 0, 4))
 EVERYTHING = {"personal": False, "global": False, "cka": True, "features": True, "histograms": True}
@@ -91,7 +91,7 @@ def test_cka_is_between_the_models_that_the_participants_trained(kept: Kept) -> 
     # The states that the last round left are still in the run folder: the same numbers from them, by the formula.
     made = kept.toy.federation(kept.toy.config(FEW, splitting="stage"))
     assert made.global_test is not None
-    x = as_floats(probe_samples(made.global_test).images)
+    x = model_inputs(probe_samples(made.global_test).inputs)
     outputs = []
     for name in event["clients"]:
         model = made.make_client(name).model.eval()

@@ -27,6 +27,7 @@ DECODING = {
 def test_decoders_and_models_fit_the_images(preset: str, side: int) -> None:
     config = parse(read_source(preset))
     shape, classes = KNOWN[config.data.dataset].shape, KNOWN[config.data.dataset].classes
+    assert shape is not None
     assert shape[1:] == (side, side)
     features = math.prod(config.models.feature_map or ())
     decoder = transposed_decoder(features, shape, config.method.get("decoder_norm", "group"))

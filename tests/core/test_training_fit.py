@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from polyfed.core import rng
 from polyfed.training import Samples, TrainSettings, fit, score
-from polyfed.training.samples import as_floats
+from polyfed.training.samples import model_inputs
 
 
 def samples(n: int) -> Samples:
@@ -66,7 +66,7 @@ def test_equals_a_loop_by_hand(changed: dict[str, Any], make: Any, norm: bool) -
     for _ in range(2):
         order = torch.randperm(10, generator=shuffle)
         for at in (order[:4], order[4:8], order[8:]):
-            x = as_floats(data.images[at])
+            x = model_inputs(data.inputs[at])
             optimizer.zero_grad()
             loss = F.cross_entropy(theirs(x), data.labels[at])
             loss.backward()  # type: ignore[no-untyped-call]
@@ -185,7 +185,7 @@ def test_adjust_sees_the_gradients_before_the_step() -> None:
 
 def test_pixels_become_floats_in_zero_to_one() -> None:
     pixels = torch.tensor([0, 51, 255], dtype=torch.uint8).reshape(3, 1, 1, 1)
-    assert as_floats(pixels).flatten().tolist() == pytest.approx([0.0, 0.2, 1.0])
+    assert model_inputs(pixels).flatten().tolist() == pytest.approx([0.0, 0.2, 1.0])
     assert pixels.flatten().tolist() == [0, 51, 255]
 
 
@@ -193,4 +193,4 @@ def test_score_counts_right_answers() -> None:
     data = Samples(torch.zeros(1000, 1, 2, 2, dtype=torch.uint8), torch.arange(1000) % 4)
     got = score(lambda x: torch.tensor([0.0, 1.0, 0.5, -1.0]).expand(len(x), 4), data)
     assert (got.correct, got.total, got.accuracy) == (250, 1000, 0.25)
-    assert math.isnan(score(lambda x: x, Samples(data.images[:0], data.labels[:0])).accuracy)
+    assert math.isnan(score(lambda x: x, Samples(data.inputs[:0], data.labels[:0])).accuracy)

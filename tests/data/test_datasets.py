@@ -21,7 +21,7 @@ from polyfed.errors import InputError
 
 
 def numbers(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
-    return dataset.train.images.numpy(), dataset.train.labels.numpy()
+    return dataset.train.inputs.numpy(), dataset.train.labels.numpy()
 
 
 def some_pictures(number: int = 12, channels: int = 1) -> tuple[np.ndarray, np.ndarray]:
@@ -34,9 +34,9 @@ def test_digits(tmp_path: Path) -> None:
     assert (digits.name, digits.classes, digits.shape, digits.source) == ("digits", 10, (1, 8, 8), "scikit-learn")
     assert digits.test is not None
     assert (len(digits.train.labels), len(digits.test.labels)) == (1438, 359)
-    assert digits.train.images.dtype == torch.uint8 and digits.train.labels.dtype == torch.int64
+    assert digits.train.inputs.dtype == torch.uint8 and digits.train.labels.dtype == torch.int64
     # The first picture of the file is a zero whose first row is 0 0 5 13 9 1 0 0 of 16.
-    assert digits.train.images[0, 0, 0].tolist() == [0, 0, 80, 207, 143, 16, 0, 0]
+    assert digits.train.inputs[0, 0, 0].tolist() == [0, 0, 80, 207, 143, 16, 0, 0]
     assert digits.train.labels[0] == 0
     shares = np.bincount(digits.test.labels.numpy()) / (
         np.bincount(digits.train.labels.numpy()) + np.bincount(digits.test.labels.numpy())
@@ -49,7 +49,7 @@ def test_digits_equal_those_of_scikit_learn(tmp_path: Path) -> None:
 
     digits, official = load("digits", cache=tmp_path), load_digits()
     assert digits.test is not None
-    ours = torch.cat([digits.train.images, digits.test.images]).reshape(-1, 64).numpy()
+    ours = torch.cat([digits.train.inputs, digits.test.inputs]).reshape(-1, 64).numpy()
     theirs = np.rint(official.data * 255 / 16).astype(np.uint8)
     assert sorted(map(bytes, ours)) == sorted(map(bytes, theirs))
 
@@ -70,10 +70,10 @@ def test_tensors_are_mapped_without_warning_and_writes_stay_private(tmp_path: Pa
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         first, second = open_cached(folder), open_cached(folder)
-    before = int(second.train.images[0, 0, 0, 0])
-    first.train.images[0, 0, 0, 0] = before + 1
-    assert int(second.train.images[0, 0, 0, 0]) == before
-    assert int(open_cached(folder).train.images[0, 0, 0, 0]) == before
+    before = int(second.train.inputs[0, 0, 0, 0])
+    first.train.inputs[0, 0, 0, 0] = before + 1
+    assert int(second.train.inputs[0, 0, 0, 0]) == before
+    assert int(open_cached(folder).train.inputs[0, 0, 0, 0]) == before
 
 
 def test_the_cache_is_used_again_and_found_through_the_environment(

@@ -46,7 +46,7 @@ def write_idx(root: Path, changes: dict[str, bytes] | None = None, *, zipped: bo
 def test_idx(tmp_path: Path, zipped: bool, place: str) -> None:
     write_idx(tmp_path / "root" / place, zipped=zipped)
     mnist = opened("mnist", tmp_path / "root")
-    assert np.array_equal(mnist.train.images[:, 0].numpy(), GREY)
+    assert np.array_equal(mnist.train.inputs[:, 0].numpy(), GREY)
     assert np.array_equal(mnist.train.labels.numpy(), LABELS)
     assert mnist.test is not None and len(mnist.test.labels) == 6
     assert (mnist.classes, mnist.shape, mnist.source) == (10, (1, 28, 28), "idx files")
@@ -56,7 +56,7 @@ def test_a_changed_file_is_decoded_anew(tmp_path: Path) -> None:
     first = opened("mnist", write_idx(tmp_path / "root"))
     second = opened("mnist", write_idx(tmp_path / "root", {"train_images": idx_bytes(255 - GREY)}))
     assert first.folder != second.folder
-    assert np.array_equal(second.train.images[:, 0].numpy(), 255 - GREY)
+    assert np.array_equal(second.train.inputs[:, 0].numpy(), 255 - GREY)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_parquet_in_several_files(tmp_path: Path) -> None:
     )
     write_parquet(root / "test.parquet", pictures_of(COLOUR[:5]), LABELS[:5], names)
     cifar = opened("cifar10", root)
-    assert np.array_equal(cifar.train.images.numpy(), COLOUR.transpose(0, 3, 1, 2))
+    assert np.array_equal(cifar.train.inputs.numpy(), COLOUR.transpose(0, 3, 1, 2))
     assert np.array_equal(cifar.train.labels.numpy(), LABELS)
     assert (cifar.class_names, cifar.source) == (tuple(names), "parquet")
     assert cifar.test is not None and len(cifar.test.labels) == 5
@@ -148,7 +148,7 @@ def test_jpeg_copies_and_grey_pictures(tmp_path: Path) -> None:
     )
     cifar = opened("cifar10", tmp_path / "root")
     assert cifar.source == "parquet (jpeg copies)" and cifar.test is None
-    assert np.array_equal(cifar.train.images[1].numpy(), np.stack([COLOUR[1, :, :, 0]] * 3))
+    assert np.array_equal(cifar.train.inputs[1].numpy(), np.stack([COLOUR[1, :, :, 0]] * 3))
 
 
 def test_fine_labels_and_classes_from_the_schema(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_flowers_join_valid_to_train_and_are_scaled_to_64(tmp_path: Path) -> Non
     flowers = opened("flowers102", root)
     assert flowers.train.labels.tolist() == [3, 101] and flowers.shape == (3, 64, 64)
     assert flowers.source == "parquet (central square scaled to 64x64)"
-    assert flowers.train.images.min() == 200
+    assert flowers.train.inputs.min() == 200
 
 
 def test_without_a_test_part_the_validation_part_tests(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_mat(tmp_path: Path) -> None:
         content = {"X": COLOUR[:number].transpose(1, 2, 3, 0), "y": labels[:number]}
         savemat(tmp_path / "root" / f"{word}_32x32.mat", content, do_compression=True)
     svhn = opened("svhn", tmp_path / "root")
-    assert np.array_equal(svhn.train.images.numpy(), COLOUR.transpose(0, 3, 1, 2))
+    assert np.array_equal(svhn.train.inputs.numpy(), COLOUR.transpose(0, 3, 1, 2))
     assert np.array_equal(svhn.train.labels.numpy(), LABELS) and svhn.source == "mat files"
     file = tmp_path / "root" / "train_32x32.mat"
     for damaged in (b"", b"no mat at all", file.read_bytes()[:500]):
@@ -279,14 +279,14 @@ def test_image_folders(tmp_path: Path) -> None:
     write_picture(root / "test" / "dog" / "2.png", COLOUR[5])
     cifar = opened("cifar100", root)
     assert cifar.class_names == ("cat", "dog", "train") and cifar.train.labels.tolist() == [0, 1, 2]
-    assert np.array_equal(cifar.train.images[2].numpy(), COLOUR[0].transpose(2, 0, 1))
+    assert np.array_equal(cifar.train.inputs[2].numpy(), COLOUR[0].transpose(2, 0, 1))
     assert cifar.test is not None and cifar.test.labels.tolist() == [1]
     assert cifar.source == "image folders"
     first, second = (root / "train" / name / "1.png" for name in ("cat", "dog"))
     first.rename(root / "swap.png")
     second.rename(first)
     (root / "swap.png").rename(second)
-    assert np.array_equal(opened("cifar100", root).train.images[1].numpy(), COLOUR[1].transpose(2, 0, 1))
+    assert np.array_equal(opened("cifar100", root).train.inputs[1].numpy(), COLOUR[1].transpose(2, 0, 1))
     write_picture(root / "test" / "dgo" / "3.png", COLOUR[6])
     with pytest.raises(InputError, match="class 'dgo', which has no folder in train; did you mean 'dog'"):
         opened("cifar100", root)
@@ -322,7 +322,7 @@ def test_cifar_binary_files(tmp_path: Path) -> None:
     (root / "data_batch_2.bin").write_bytes(rows[8:].tobytes())
     (root / "test_batch.bin").write_bytes(rows[:3].tobytes())
     cifar = opened("cifar10", tmp_path / "root")
-    assert np.array_equal(cifar.train.images.numpy(), COLOUR.transpose(0, 3, 1, 2))
+    assert np.array_equal(cifar.train.inputs.numpy(), COLOUR.transpose(0, 3, 1, 2))
     assert np.array_equal(cifar.train.labels.numpy(), LABELS)
     (root / "data_batch_2.bin").write_bytes(rows[8:].tobytes()[:-1])
     with pytest.raises(InputError, match="no multiple of 3073"):
@@ -342,8 +342,8 @@ def test_npz_in_both_layouts(tmp_path: Path) -> None:
     np.savez(root / "train.npz", x=GREY, y=LABELS)
     np.savez(root / "test.npz", x=GREY[:4] / 255.0, y=LABELS[:4])
     parts = opened("mnist", root)
-    assert np.array_equal(parts.train.images[:, 0].numpy(), GREY) and parts.test is not None
-    assert np.array_equal(parts.test.images[:, 0].numpy(), GREY[:4])
+    assert np.array_equal(parts.train.inputs[:, 0].numpy(), GREY) and parts.test is not None
+    assert np.array_equal(parts.test.inputs[:, 0].numpy(), GREY[:4])
     np.savez(root / "mnist.npz", x_train=GREY, y_train=LABELS, x_test=GREY[:5], y_test=LABELS[:5])
     whole = opened("mnist", root)
     assert whole.test is not None and len(whole.test.labels) == 5
@@ -375,5 +375,5 @@ def test_the_hub_path_reads_a_repository(tmp_path: Path, monkeypatch: pytest.Mon
     write_parquet(tmp_path / "repo" / "data" / "test-00000-of-00001.parquet", pictures_of(COLOUR[:4]), LABELS[:4])
     known = replace(KNOWN["cifar10"], hub=str(tmp_path / "repo"))
     cifar = decode_hub(known, "nowhere", "anything")
-    assert np.array_equal(cifar.train.images, COLOUR.transpose(0, 3, 1, 2)) and cifar.test is not None
+    assert np.array_equal(cifar.train.inputs, COLOUR.transpose(0, 3, 1, 2)) and cifar.test is not None
     assert np.array_equal(cifar.test.labels, LABELS[:4]) and cifar.source == f"hub:{known.hub}"

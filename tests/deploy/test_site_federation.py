@@ -93,8 +93,8 @@ def test_classes_of_folders_are_matched_by_name(tmp_path: Path) -> None:
     data = load_own(image_folder(tmp_path / "p", ["cat", "bee"]), shape=(1, 8, 8), class_names=tuple(CLASSES))
     assert data.classes == 3 and data.class_names == tuple(CLASSES)
     assert sorted(set(data.train.labels.tolist())) == [1, 2]  # bee and cat, as all sites count them
-    bright = data.train.images[:, 0, :, 0].argmax(dim=1)  # the bright row is the class's place in the list
-    assert torch.equal(bright[data.train.images[:, 0, :, 0].amax(dim=1) == 255], data.train.labels)
+    bright = data.train.inputs[:, 0, :, 0].argmax(dim=1)  # the bright row is the class's place in the list
+    assert torch.equal(bright[data.train.inputs[:, 0, :, 0].amax(dim=1) == 255], data.train.labels)
 
 
 def test_labels_without_names_are_indices_of_the_class_names(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ from polyfed.guards.sensitivity import measured_sensitivity
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.records import RoundRecord
 from polyfed.testing.toy_federation import ToyFederation
-from polyfed.training.samples import as_floats
+from polyfed.training.samples import model_inputs
 
 
 @register("toy-telling")
@@ -311,8 +311,8 @@ def test_the_measured_sensitivity_of_a_sum_of_pixels(toy: ToyFederation) -> None
             return total.expand(-1, own.profile.features) / math.sqrt(own.profile.features)
 
     own.model.backbone = Sum()
-    own.train = replace(own.train, images=torch.zeros_like(own.train.images))
-    black = as_floats(own.train.images[:1]).min()
+    own.train = replace(own.train, inputs=torch.zeros_like(own.train.inputs))
+    black = model_inputs(own.train.inputs[:1]).min()
     drawn = rng.generator(own.seed, "sensitivity", "embeddings", own.name, own.round, "tell")
     (x, _), *rest = own.clean_pass()
     assert not rest

@@ -54,7 +54,7 @@ class Linears:
             self.classes,
             len(labels),
             position=int(name),
-            image=(train.images.shape[1], train.images.shape[2], train.images.shape[3]),
+            input_shape=(train.inputs.shape[1], train.inputs.shape[2], train.inputs.shape[3]),
         )
         settings = TrainSettings(**{"batch_size": 100, "lr": 0.1, **self.settings})
         return Client(profile, model, train, test, settings)

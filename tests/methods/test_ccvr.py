@@ -112,7 +112,7 @@ def test_tables_of_statistics_say_what_they_were_made_of(diagonal: bool) -> None
     assert torch.allclose(table.values[0, 4:], torch.diag(spread) if diagonal else spread.flatten(), atol=1e-4)
     assert describe_classes(batches, lambda v: v, 4, min_count=2).classes.tolist() == [0, 2]
     drawn = sample_classes(pool_classes([table, table], 4, diagonal=diagonal), 4, 7, ridge=1e-4, stream=stream())
-    assert drawn.images.shape == (21, 4)
+    assert drawn.inputs.shape == (21, 4)
     assert drawn.labels.tolist() == [0] * 7 + [2] * 7 + [3] * 7
     assert len(sample_classes(pool_classes([], 4), 4, 7, ridge=1e-4, stream=stream())) == 0
 
@@ -225,7 +225,7 @@ def test_tukey_shapes_features_for_statistics_and_for_prediction_once_calibrated
     client = linears().client("0", [0, 0, 1, 2, 2, 2])
     client.round, client.step = 1, "describe"
     method = CCVR(tukey=0.5, **FAST)  # type: ignore[arg-type]
-    x, y = client.train.images.float() / 255, client.train.labels
+    x, y = client.train.inputs.float() / 255, client.train.labels
     with torch.no_grad():
         f = client.model.features(x)
         root = f.clamp(min=0).sqrt()

@@ -152,7 +152,7 @@ def test_samples_are_not_used_between_upload_and_local_training() -> None:
         if name not in ("teach", "exchange"):
             return body()  # type: ignore[no-any-return]
         own = client.train
-        client.train = Samples(torch.zeros_like(own.images), torch.zeros_like(own.labels))
+        client.train = Samples(torch.zeros_like(own.inputs), torch.zeros_like(own.labels))
         try:
             return body()  # type: ignore[no-any-return]
         finally:

@@ -36,7 +36,7 @@ def test_one_full_batch_step_is_one_central_step(linears: Any) -> None:
     outcome = run_rounds(InMemoryClients(FedAvg(), make.several(*LABELS))).checked()
     model = make.model()
     data = [make.client(str(k), labels).train for k, labels in enumerate(LABELS)]
-    x = torch.cat([d.images for d in data]).float() / 255
+    x = torch.cat([d.inputs for d in data]).float() / 255
     y = torch.cat([d.labels for d in data])
     F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
     with torch.no_grad():
@@ -85,7 +85,7 @@ def test_statistics_of_batchnorm_are_averaged_with_the_weights(linears: Any) -> 
     mean, var = torch.zeros(3), torch.zeros(3)
     for k, labels in enumerate(LABELS):
         client = make.client(str(k), labels)
-        f = client.model.backbone[1](client.train.images.float().flatten(1) / 255).detach()
+        f = client.model.backbone[1](client.train.inputs.float().flatten(1) / 255).detach()
         mean += len(labels) / 8 * 0.1 * f.mean(0)
         var += len(labels) / 8 * (0.9 + 0.1 * f.var(0, unbiased=True))
     assert torch.allclose(server["backbone.2.running_mean"], mean, rtol=1e-5)

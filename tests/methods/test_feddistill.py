@@ -38,7 +38,7 @@ def test_one_step_by_hand(linears: Any) -> None:
     rows = {0: [2.0, -1.0, 0.0], 2: [0.0, 0.0, 3.0]}
     got = trained(linears, FedDistill(guidance=0.7), table(rows))
     client = linears().client("0", LABELS)
-    x, y = client.train.images.float() / 255, client.train.labels
+    x, y = client.train.inputs.float() / 255, client.train.labels
     z = client.model(x)
     log = z.log_softmax(1)
     known = [i for i, label in enumerate(y.tolist()) if label in rows]
@@ -126,7 +126,7 @@ def own_rows(linears: Any, labels: Any) -> list[dict[int, torch.Tensor]]:
     found = []
     for k, (seed, mine) in enumerate(zip("abc", labels, strict=True)):
         client = linears().client(str(k), mine, seed)
-        z = client.model(client.train.images.float() / 255).detach()
+        z = client.model(client.train.inputs.float() / 255).detach()
         found.append({c: z[client.train.labels == c].mean(0) for c in set(mine)})
     return found
 

@@ -151,7 +151,7 @@ def test_one_step_by_hand(linears: Any) -> None:
     method.train(ours, msg)
     generator = method.received_generator(theirs, msg)
     wanted, f = generator.sample(msg.tensor("shares"), 20, theirs.stream("generated"))
-    x, y = theirs.train.images.float() / 255, theirs.train.labels
+    x, y = theirs.train.inputs.float() / 255, theirs.train.labels
     task, taught = F.cross_entropy(theirs.model(x), y), F.cross_entropy(theirs.model.head(f), wanted)
     (task + 2.0 * taught).backward()  # type: ignore[no-untyped-call]
     for name, p in theirs.model.named_parameters():

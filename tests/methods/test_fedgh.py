@@ -120,7 +120,7 @@ def test_means_are_over_all_samples_whatever_the_batch(linears: Any, batch: int)
     labels = [int(k) for k in torch.randint(0, 3, (600,), generator=generator("labels"))]
     client = linears(settings={"epochs": 0, "batch_size": batch}).client("0", labels)
     got = FedGH().train(client, Payload({"head": weights_of(client.model.head)}))["means"]
-    f = client.model.features(client.train.images.float() / 255).detach().double().numpy()
+    f = client.model.features(client.train.inputs.float() / 255).detach().double().numpy()
     assert isinstance(got, ClassTable) and got.counts is not None
     for c in range(3):
         mine = np.array(labels) == c
@@ -139,7 +139,7 @@ def test_clients_start_from_the_servers_head_and_send_means_of_the_trained_model
     mine, expected = weights_of(client.model), weights_of(theirs.model)
     assert all(torch.equal(mine[name], expected[name]) for name in expected)
     theirs.model.eval()  # running statistics, not those of the batch
-    f = theirs.model.features(theirs.train.images.float() / 255).detach()
+    f = theirs.model.features(theirs.train.inputs.float() / 255).detach()
     assert isinstance(got, ClassTable) and got.classes.tolist() == [0, 1]
     assert torch.allclose(got.values[0], f[:2].mean(0), atol=1e-6) and torch.allclose(got.values[1], f[2], atol=1e-6)
 

@@ -119,7 +119,7 @@ def test_one_step_of_mentor_mentee_and_map(linears: Any) -> None:
     client, mentor, mentee = made(make, mentee=small), make.model("private"), small.model("shared")
     hidden = method.hidden_map(made(make), 2)
     reply: Any = method.train(client, message(weights_of(mentee)))
-    x, y = client.train.images.float() / 255, client.train.labels
+    x, y = client.train.inputs.float() / 255, client.train.labels
     f, f_w = mentor.features(x), mentee.features(x)
     total = sum(method.losses(mentor.head(f), mentee.head(f_w), f, hidden(f_w), y), torch.zeros(()))
     total.backward()  # type: ignore[no-untyped-call]

@@ -117,7 +117,7 @@ def test_one_step_by_hand(linears: Any, pairs: int) -> None:
     trained, reference = ready(linears().client("0", LABELS)), linears().client("0", LABELS)
     method = FedKTLLite(latent_width=4, guidance=2.0, margin=0.4, scale=5.0)
     method.train(trained, Payload(sent))
-    x, y = reference.train.images.float() / 255, reference.train.labels
+    x, y = reference.train.inputs.float() / 255, reference.train.labels
     z = reference.model(x)
     q = z / z.norm(dim=1, keepdim=True)
     logits = []
@@ -139,7 +139,7 @@ def test_uploads_are_normalised_mean_directions_after_training(linears: Any) -> 
     client = ready(linears().client("0", LABELS))
     reply = FedKTLLite(latent_width=4).train(client, Payload(message(linears)))
     with torch.no_grad():
-        q = F.normalize(client.model(client.train.images.float() / 255))
+        q = F.normalize(client.model(client.train.inputs.float() / 255))
     table = reply["directions"]
     assert isinstance(table, ClassTable) and table.counts is not None
     assert table.classes.tolist() == [0, 1, 2] and table.counts.tolist() == [2, 1, 3]
@@ -179,7 +179,7 @@ def test_the_projection_starts_from_the_servers_copy_unless_it_persists(linears:
 
 def test_the_prediction_is_the_nearest_vector_of_the_simplex(linears: Any) -> None:
     client = linears().client("0", LABELS)
-    x = client.train.images.float() / 255
+    x = client.train.inputs.float() / 255
     with torch.no_grad():
         assert torch.equal(FedKTLLite().predict(client, x).argmax(1), client.model(x).argmax(1))  # no simplex yet
         client.state["simplex"] = simplex_etf(3, stream("another"))

@@ -49,7 +49,7 @@ def test_one_training_step_by_hand(linears: Any, space: Space) -> None:
     v = random_vectors(3)
     method.train(mine, Payload({"vectors": v}))
     study, _ = study_quiz_split(theirs, 10)
-    x, y = study.images.float() / 255, study.labels
+    x, y = study.inputs.float() / 255, study.labels
     f = theirs.model.features(x)
     z = theirs.model.head(f)
     pull = sum(((z if space == "logit" else f)[i] - v[int(c)]).square().sum() for i, c in enumerate(y)) / (3 * len(y))
@@ -76,7 +76,7 @@ def test_feedback_is_the_gradient_for_the_study_batch(linears: Any) -> None:
         got = method.quiz_feedback(client, Payload({"vectors": v}))["gradient"]
         study, quiz = study_quiz_split(client, 10)
         ((x, y),) = random_study_batches(client, study, 1)
-        quiz_batch = quiz.images.double() / 255, quiz.labels
+        quiz_batch = quiz.inputs.double() / 255, quiz.labels
         model = client.model.double()
         expected = gradient_by_autograd(model, space, v.double(), (x.double(), y), quiz_batch, 0.1)
         assert isinstance(got, ClassTable)
@@ -103,10 +103,10 @@ def test_study_and_quiz_set_split_the_training_data(n: int, size: int, wanted: i
     study, quiz = study_quiz_split(client, wanted)
     assert len(study) + len(quiz) == n
     assert len(quiz) == (wanted if n >= wanted + size else max(1, n // 10))
-    rows = torch.cat([study.images, quiz.images]).flatten(1)
-    assert sorted(rows.tolist()) == sorted(client.train.images.flatten(1).tolist())
+    rows = torch.cat([study.inputs, quiz.inputs]).flatten(1)
+    assert sorted(rows.tolist()) == sorted(client.train.inputs.flatten(1).tolist())
     client.round, client.step = 7, "another"
-    assert torch.equal(study_quiz_split(client, wanted)[1].images, quiz.images)  # in every round
+    assert torch.equal(study_quiz_split(client, wanted)[1].inputs, quiz.inputs)  # in every round
 
 
 def vectors_after(method: FedL2G, rounds: int = 1, **options: Any) -> Outcome:
@@ -246,7 +246,7 @@ def test_several_study_batches_are_averaged(linears: Any) -> None:
     got = method.quiz_feedback(client, Payload({"vectors": v}))["gradient"]
     study, quiz = study_quiz_split(client, method.quiz)
     batches = random_study_batches(client, study, 3)
-    quiz_batch = quiz.images.double() / 255, quiz.labels
+    quiz_batch = quiz.inputs.double() / 255, quiz.labels
     model = client.model.double()
     every = [gradient_by_autograd(model, "logit", v.double(), (x.double(), y), quiz_batch, 0.1) for x, y in batches]
     assert isinstance(got, ClassTable) and len(batches) == 3

@@ -46,7 +46,7 @@ def client(labels: list[int], model: str = "tiny-resnet", **train: Any) -> Clien
     with rng.seeded("model", model):
         net = build(ModelSpec(model), shape=IMAGE, classes=4)
     shapes = (layout(net), layout(net.head), net.feature_dim)
-    profile = Profile("0", model, *shapes, 4, len(labels), model, image=IMAGE)
+    profile = Profile("0", model, *shapes, 4, len(labels), model, input_shape=IMAGE)
     options = TrainSettings(**{"batch_size": 64, "lr": 0.05, **train})
     return Client(profile, net, samples, samples, options, round=1, step="train")
 
@@ -144,7 +144,7 @@ def test_one_training_step_by_hand() -> None:
     reply = method.train(ours, message(method, ours, means))
 
     order = torch.randperm(6, generator=theirs.stream("fit"))
-    x, y = theirs.train.images[order].float() / 255, theirs.train.labels[order]
+    x, y = theirs.train.inputs[order].float() / 255, theirs.train.labels[order]
     decoder = method.new_decoder(theirs.seed, theirs.profile)
     z = theirs.model.features(x)
     decoded = decoder(z + 0.5 * torch.randn(6, WIDTH, generator=theirs.stream("noise")), y)
@@ -208,7 +208,7 @@ def test_a_sample_touches_the_row_of_its_class_only() -> None:
     method, rows = FedLatent(min_class_count=1), []
     for pixel in (0, 255):
         at = client([0] * 5 + [1] * 6)
-        at.train.images[0] = pixel
+        at.train.inputs[0] = pixel
         at.state["trained"] = True
         rows.append(method.describe(at, Payload({}))["statistics"])
     before, after = rows
@@ -318,7 +318,7 @@ def test_real_images_in_fine_tuning_keep_the_clients_own_class() -> None:
         method.fine_tune(at, statistics(method, at))
         at.model.eval()
         with torch.no_grad():
-            found.append(float(F.cross_entropy(at.model(at.train.images.float() / 255), at.train.labels)))
+            found.append(float(F.cross_entropy(at.model(at.train.inputs.float() / 255), at.train.labels)))
     assert found[1] < found[0]
 
 
@@ -332,7 +332,7 @@ def test_a_client_without_samples_is_fine_tuned_on_synthetic_images() -> None:
 
 def test_the_model_from_before_fine_tuning_is_evaluated_as_well() -> None:
     method, at = FedLatent(samples_per_class=20), client([0, 1, 2, 3])
-    x = at.train.images.float() / 255
+    x = at.train.inputs.float() / 255
     at.model.eval()
     with torch.no_grad():
         logits = at.model(x)

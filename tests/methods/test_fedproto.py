@@ -36,7 +36,7 @@ def test_one_step_by_hand(linears: Any) -> None:
     rows = {0: [0.5, -0.5, 0.0], 2: [1.0, 1.0, 1.0]}
     ours, theirs = ready(linears().client("0", LABELS)), linears().client("0", LABELS)
     FedProto(guidance=2.0).train(ours, Payload({"prototypes": table(rows)}))
-    x, y = theirs.train.images.float() / 255, theirs.train.labels
+    x, y = theirs.train.inputs.float() / 255, theirs.train.labels
     f = theirs.model.features(x)
     pulls = [((f[i] - torch.tensor(rows[int(c)])) ** 2).sum() / 3 for i, c in enumerate(y) if int(c) in rows]
     assert len(pulls) == 5
@@ -61,7 +61,7 @@ def test_no_pull_where_features_are_their_prototypes(linears: Any) -> None:
 
 def test_prediction_is_the_nearest_prototype_by_brute_force(linears: Any) -> None:
     client = linears(classes=5).client("0", [0, 1, 2, 3, 4] * 8)
-    x = client.train.images.float() / 255
+    x = client.train.inputs.float() / 255
     with torch.no_grad():
         some = client.model.features(x).tolist()
         prototypes = {0: some[0], 1: some[7], 4: some[12]}
@@ -99,7 +99,7 @@ def test_counts_give_the_mean_over_the_union_and_uniform_the_mean_of_means(linea
     # Equal extractors: the prototype of a class by counts is the mean feature over all samples of the union.
     make = linears(settings={"epochs": 0})
     clients = [make.client(str(k), labels) for k, labels in enumerate(SHARED)]
-    f = torch.cat([c.model.features(c.train.images.float() / 255).detach() for c in clients])
+    f = torch.cat([c.model.features(c.train.inputs.float() / 255).detach() for c in clients])
     y = torch.cat([c.train.labels for c in clients])
     by_counts = (
         run_rounds(InMemoryClients(FedProto(weights="counts"), make.several(*SHARED))).checked().server["prototypes"]
@@ -123,7 +123,7 @@ def test_prototypes_come_from_after_training_or_from_within(linears: Any) -> Non
         )
         fresh = ready(linears(settings={"epochs": steps}).client("0", LABELS))
         fresh.fit()
-        f = fresh.model.features(fresh.train.images.float() / 255).detach()
+        f = fresh.model.features(fresh.train.inputs.float() / 255).detach()
         got = reply["prototypes"]
         assert isinstance(got, ClassTable) and got.counts is not None
         assert got.counts.tolist() == [2, 1, 3]

@@ -45,7 +45,7 @@ def test_two_steps_by_hand(linears: Any) -> None:
     model = plain.model
     for _ in range(2):
         model.zero_grad()
-        x, y = plain.train.images.float() / 255, plain.train.labels
+        x, y = plain.train.inputs.float() / 255, plain.train.labels
         torch.nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
             for name, p in model.named_parameters():

@@ -156,7 +156,7 @@ def test_one_step_by_hand(linears: Any) -> None:
     rows = {0: [0.5, -0.5, 0.0], 1: [0.0, 0.0, 1.0], 2: [1.0, 1.0, 1.0]}
     ours, theirs = ready(linears().client("0", LABELS)), linears().client("0", LABELS)
     FedTGP().train(ours, Payload({"prototypes": table(rows)}))
-    x, y = theirs.train.images.float() / 255, theirs.train.labels
+    x, y = theirs.train.inputs.float() / 255, theirs.train.labels
     f = theirs.model.features(x)
     pulls = [((f[i] - torch.tensor(rows[int(c)])) ** 2).sum() / 3 for i, c in enumerate(y)]
     (F.cross_entropy(theirs.model.head(f), y) + 10 * torch.stack(pulls).mean()).backward()  # type: ignore[no-untyped-call]
@@ -172,7 +172,7 @@ def test_means_are_those_of_the_trained_model_unless_the_fault_is_asked_for(line
     assert isinstance(got, ClassTable) and got.counts is not None and got.counts.tolist() == [2, 1, 3]
     means = []
     for model in (client.model.eval(), untrained):
-        f = model.features(client.train.images.float() / 255).detach()
+        f = model.features(client.train.inputs.float() / 255).detach()
         means.append(torch.stack([f[client.train.labels == c].mean(0) for c in range(3)]))
     trained, before = means
     assert not torch.allclose(trained, before, atol=1e-3)
@@ -189,7 +189,7 @@ def test_a_stale_pass_changes_nothing_but_what_is_sent(linears: Any) -> None:
 
 def test_prediction_is_the_nearest_prototype_by_brute_force(linears: Any) -> None:
     client = linears(classes=4).client("0", [0, 1, 2, 3] * 8)
-    x = client.train.images.float() / 255
+    x = client.train.inputs.float() / 255
     with torch.no_grad():
         f, head = client.model.features(x), client.model(x)
         assert torch.equal(FedTGP().predict(client, x), head)  # before any round

@@ -168,7 +168,7 @@ def test_both_steps_by_hand(linears: Any) -> None:
     method = FedType(margin=1.0)
     ours, trained = one_epoch(linears, method)
     theirs, proxy = client_with_proxy(linears)
-    x, y = theirs.train.images.float() / 255, theirs.train.labels
+    x, y = theirs.train.inputs.float() / 255, theirs.train.labels
     draws, order = theirs.stream("sets 0"), torch.randperm(24, generator=theirs.stream("private 0"))
     common = {"coverage": 0.9, "free_ranks": 5, "stream": draws}
     with torch.no_grad():
@@ -228,7 +228,7 @@ def test_the_penalty_grows_when_accuracy_falls(linears: Any) -> None:
     assert method.raised_penalty(client) == 0.5
     method.train(client, message(proxy))
     assert client.memory.number("fell") == 0 and method.raised_penalty(client) == 0.5  # there was none before
-    x, y = client.train.images.float() / 255, client.train.labels
+    x, y = client.train.inputs.float() / 255, client.train.labels
     for before in (1.0, 0.0):  # an accuracy before this epoch that it must fall from, and one that it cannot
         client.round += 1
         client.state["accuracy"] = before
@@ -245,10 +245,10 @@ def test_a_tenth_is_held_out_where_that_is_enough(linears: Any) -> None:
     assert (len(train), len(others)) == (270, 30)
     order = client.memory.tensor("order").tolist()
     assert sorted(order) == list(range(300))
-    assert torch.equal(others.images, client.train.images[order[:30]])
+    assert torch.equal(others.inputs, client.train.inputs[order[:30]])
     client.round = 5  # and the same ones in every round
     again, _ = FedType().split(client)
-    assert torch.equal(again.images, train.images) and torch.equal(again.labels, train.labels)
+    assert torch.equal(again.inputs, train.inputs) and torch.equal(again.labels, train.labels)
     few, _ = client_with_proxy(linears, [0, 1, 2] * 60)  # 18 would be held out, 20 are needed
     assert [len(part) for part in FedType().split(few)] == [180, 180]
     assert [len(part) for part in FedType(calibration_minimum=18).split(few)] == [162, 18]

@@ -55,7 +55,7 @@ def test_the_mean_of_decoders_does_not_depend_on_their_order() -> None:
     decoders = []
     for seed in range(3):
         with rng.seeded(seed):
-            decoders.append(weights_of(transposed_decoder(WIDTH, at.image)))
+            decoders.append(weights_of(transposed_decoder(WIDTH, at.input_shape)))
 
     def mean(order: list[int]) -> dict[str, Tensor]:
         total = WeightedMean()
@@ -148,7 +148,7 @@ def test_untuned_models_are_the_models_after_training() -> None:
         assert equal(without_copy.client("0").weights("model"), ended.weights("model"))
         assert "untuned" not in without_copy.client("0")["state"]  # type: ignore[operator]
     at = client([0, 1, 2, 3])
-    x = at.train.images.float() / 255
+    x = at.train.inputs.float() / 255
     at.model.eval()
     method, logits = FedVTC(), at.model(x)
     assert torch.equal(method.predict_untuned(at, x), logits)

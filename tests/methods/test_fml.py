@@ -49,7 +49,7 @@ def test_one_step_of_both_models_by_hand(linears: Any) -> None:
     client = made(make, "0", LABELS)
     reply: Any = FML(alpha=0.3, beta=0.6, temperature=2.0).train(client, message(make.model("shared")))
     private, shared = make.model("private"), make.model("shared")
-    x, y = client.train.images.float() / 255, client.train.labels
+    x, y = client.train.inputs.float() / 255, client.train.labels
     z, z_w = private(x), shared(x)
     p, q = (z / 2).softmax(1), (z_w / 2).softmax(1)
     p0, q0 = p.detach(), q.detach()
@@ -134,7 +134,7 @@ def test_each_model_is_run_once_per_batch(linears: Any) -> None:
     make = linears(norm=True)
     client = made(make, "0", LABELS)
     reply: Any = FML().train(client, message(make.model("shared")))
-    x = client.train.images.float().flatten(1) / 255
+    x = client.train.inputs.float().flatten(1) / 255
     for seed, got in (("private", weights_of(client.model)), ("shared", reply["meme"])):
         f = make.model(seed).backbone[1](x).detach()
         assert got["backbone.2.num_batches_tracked"].item() == 1

@@ -260,7 +260,7 @@ def test_the_policies_predict_differently() -> None:
             server.state = outcome.server
             method.adopt(client, Payload(method.publish(server).each["1"]))
             client.model.eval()
-            found[bn] = method.predict(client, client.test.images.float() / 255)
+            found[bn] = method.predict(client, client.test.inputs.float() / 255)
             assert client.state["by_batch"] == (bn == "batch")
     answers = list(found.values())
     assert not any(torch.allclose(answers[a], answers[b]) for a, b in ((0, 1), (0, 2), (1, 2)))

@@ -90,7 +90,7 @@ def test_the_second_round_by_hand(linears: Any, projection: bool) -> None:
     reply: Any = method.train(client, Payload(msg))
 
     last, now, kept = make.model("last"), make.model("received"), make.model("received")
-    x, y = make.client("0", LABELS).train.images.float() / 255, torch.tensor(LABELS)
+    x, y = make.client("0", LABELS).train.inputs.float() / 255, torch.tensor(LABELS)
     head: nn.Module = sent if projection else nn.Identity()
     old: nn.Module = before if projection else nn.Identity()
     f = now.features(x)
@@ -114,7 +114,7 @@ def test_teachers_are_frozen_copies(linears: Any) -> None:
     assert last is not None and not last.training and not any(p.requires_grad for p in last.parameters())
     before = weights_of(last)
     client.fit()
-    last(client.train.images.float() / 255)
+    last(client.train.inputs.float() / 255)
     assert all(torch.equal(before[name], t) for name, t in last.state_dict().items())
 
 

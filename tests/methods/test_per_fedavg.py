@@ -90,7 +90,7 @@ def test_the_personal_model_is_one_step_from_the_servers(linears: Any) -> None:
     client, by_hand = make.client("0", [0, 1, 2]), make.client("0", [0, 1, 2])
     PerFedAvg(alpha=0.3).adopt(client, Payload({"model": weights_of(make.model("server"))}))
     by_hand.load(weights_of(make.model("server")))
-    by_hand.cross_entropy(by_hand.train.images.float() / 255, by_hand.train.labels).backward()
+    by_hand.cross_entropy(by_hand.train.inputs.float() / 255, by_hand.train.labels).backward()
     for name, p in by_hand.model.named_parameters():
         assert torch.allclose(client.model.get_parameter(name), p - 0.3 * p.grad, rtol=1e-5, atol=1e-7)
     assert client.fits == []  # no training of the round's

@@ -63,7 +63,7 @@ def test_the_mixture_step_by_hand(linears: Any) -> None:
     extractor = ready(client, shared, a.tolist())
     PFedAFM(lr_alpha=0.5).train_mixture(client, extractor)
     private = make.model("private")
-    x, y = client.train.images.float() / 255, client.train.labels
+    x, y = client.train.inputs.float() / 255, client.train.labels
     for _ in range(2):
         private.zero_grad()
         phi, g = private.features(x), shared.features(x).detach()
@@ -87,7 +87,7 @@ def test_the_extractor_step_by_hand(linears: Any) -> None:
     extractor = ready(client, shared, [1.0, 1.0, 1.0])
     PFedAFM().train_extractor(client, extractor)
     head = make.model("private").head
-    x, y = client.train.images.float() / 255, client.train.labels
+    x, y = client.train.inputs.float() / 255, client.train.labels
     F.cross_entropy(head(shared.features(x)), y).backward()  # type: ignore[no-untyped-call]
     for name, parameter in shared.backbone.named_parameters():
         wanted = parameter.detach() - 0.1 * parameter.grad
@@ -165,7 +165,7 @@ def test_the_aggregate_is_the_weighted_mean_and_no_clients_own(linears: Any) -> 
 def test_prediction_mixes_with_the_extractor_that_was_received(linears: Any) -> None:
     make = linears(norm=True)
     client, shared = made(make), make.model("shared")
-    x = client.train.images.float() / 255
+    x = client.train.inputs.float() / 255
     client.model.eval()
     with torch.no_grad():
         assert torch.equal(PFedAFM().predict(client, x), client.model(x))  # before the first round

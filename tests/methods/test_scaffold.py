@@ -80,7 +80,7 @@ def test_one_full_step_makes_both_options_the_gradient(linears: Any) -> None:
     # From zero controls: II gives (theta^t - theta_k)/(1 eta) = grad L_k(theta^t), which is what I says.
     make = linears()
     client = make.client("0", LABELS[0])
-    F.cross_entropy(client.model(client.train.images.float() / 255), client.train.labels).backward()  # type: ignore[no-untyped-call]
+    F.cross_entropy(client.model(client.train.inputs.float() / 255), client.train.labels).backward()  # type: ignore[no-untyped-call]
     gradient = {name: p.grad for name, p in client.model.named_parameters()}
     zeros = {name: torch.zeros_like(p) for name, p in client.model.named_parameters()}
     for option in ("I", "II"):
@@ -115,7 +115,7 @@ def test_it_stops_where_the_common_gradient_is_zero(linears: Any) -> None:
         for k, own in enumerate(labels):
             client = make.client(str(k), own)
             client.load(model)
-            loss = F.cross_entropy(client.model(client.train.images.float() / 255), client.train.labels)
+            loss = F.cross_entropy(client.model(client.train.inputs.float() / 255), client.train.labels)
             slopes = torch.autograd.grad(loss, list(client.model.parameters()))
             total.append([g + 0.1 * p.detach() for g, p in zip(slopes, client.model.parameters(), strict=True)])
         return float(sum(((a + b) / 2).square().sum() for a, b in zip(*total, strict=True)) ** 0.5)

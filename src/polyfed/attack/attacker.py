@@ -15,7 +15,7 @@ Protect = Callable[[Tensor, torch.Generator], Tensor]  # applies the client's cl
 class Decoder(nn.Module):
     """Decoder from rows to images in [0, 1]."""
 
-    def __init__(self, width: int, shape: tuple[int, int, int]) -> None:
+    def __init__(self, width: int, shape: tuple[int, ...]) -> None:
         super().__init__()
         channels, self.height, self.width = shape
         low, across = -(-self.height // 4), -(-self.width // 4)

@@ -22,7 +22,7 @@ from polyfed.runs.checkpoint import CLIENT_STATES, Checkpoints
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.state_store import FolderStore
 from polyfed.training import Samples
-from polyfed.training.samples import EVALUATION_BATCH, as_floats
+from polyfed.training.samples import EVALUATION_BATCH, model_inputs
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def _width(value: Value) -> int | None:
 def _target(folder: RunFolder, client: Client, field: str, number: int, reply: Payload) -> Target:
     model = _load_model(folder, client, reply)
     value = reply[field]
-    images = as_floats(client.train.images)
+    images = model_inputs(client.train.inputs)
     if isinstance(value, ClassTable):
         members = [(client.train.labels == c).nonzero()[:, 0] for c in value.classes.tolist()]
         sample_rows = rows_of(client, client.train, value.width)
@@ -130,7 +130,7 @@ def rows_of(client: Client, samples: Samples, width: int) -> Tensor:
 
 def class_mean_images(samples: Samples, labels: Tensor) -> Tensor:
     """Return for every label the mean image of its class, or of all images if the class has no samples."""
-    images = as_floats(samples.images)
+    images = model_inputs(samples.inputs)
     means = {c: images[samples.labels == c].mean(0) for c in set(samples.labels.tolist())}
     return torch.stack([means.get(label, images.mean(0)) for label in labels.tolist()])
 
@@ -147,7 +147,7 @@ def auxiliary_data(
 
     `clip` clips the rows of samples before the mean, as the client does.
     """
-    rows, images = rows_of(client, samples, width), as_floats(samples.images)
+    rows, images = rows_of(client, samples, width), model_inputs(samples.inputs)
     if clip is not None:
         rows = clip_rows(rows, clip)
     if set(group_sizes) == {1}:

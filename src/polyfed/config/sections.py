@@ -18,11 +18,17 @@ class DataConfig(Section):
     """Dataset, data partition and test splits."""
 
     dataset: str = "digits"
-    root: str | None = None
+    root: str | None = None  # folder with the files; None: scikit-learn, an installed package or the hub
+    layout: Literal["auto", "folders", "parquet", "csv", "npz", "idx"] = "auto"  # of the files in root
+    label: str | None = None  # column with the labels, in tables
+    text: str | None = None  # column with the text, in tables
+    vocabulary: int = Field(10_000, ge=2)  # tokens that words of a text are hashed to
+    text_length: int = Field(64, ge=1)  # words per text
+    resize: int | None = Field(None, ge=1)  # height and width that pictures are scaled to
     partition: dict[str, Any] = Field(default_factory=lambda: {"scheme": "dirichlet", "alpha": 0.1})
     test_fraction: float = Field(0.25, ge=0, lt=1)
     personal_test: Literal["held-out", "matched"] = "held-out"
-    shape: list[int] | None = Field(None, min_length=3, max_length=3)  # image shape, for dataset: sites
+    shape: list[int] | None = Field(None, min_length=1, max_length=4)  # of a sample, for dataset: sites
     class_names: list[str] | None = Field(None, min_length=2)  # for dataset: sites
     limit: int | None = Field(None, ge=1)
     test_limit: int | None = Field(None, ge=1)

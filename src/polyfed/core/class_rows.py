@@ -20,7 +20,7 @@ class Rows(Samples):
         order = torch.arange(len(self)) if shuffle is None else torch.randperm(len(self), generator=shuffle)
         for indices in torch.split(order, size):
             if len(indices) > (1 if drop_single else 0):
-                yield self.images[indices], self.labels[indices]
+                yield self.inputs[indices], self.labels[indices]
 
 
 def fit_rows(

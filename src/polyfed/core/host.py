@@ -263,7 +263,7 @@ class Host:
 
     def _update_size(self, loaded: _LoadedClient, state: int) -> None:
         """Update the memory use of a loaded client: its state and its data."""
-        size = state + loaded.client.train.images.nbytes + loaded.client.test.images.nbytes
+        size = state + loaded.client.train.inputs.nbytes + loaded.client.test.inputs.nbytes
         self._memory += size - loaded.size
         loaded.size = size
 

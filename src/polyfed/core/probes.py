@@ -14,7 +14,7 @@ from polyfed.core.client import Client
 from polyfed.core.payload import Value
 from polyfed.models.stage_outputs import stage_outputs
 from polyfed.training import Samples
-from polyfed.training.samples import as_floats
+from polyfed.training.samples import model_inputs
 
 ProbeKind = Literal["signatures", "features"]
 PROBES: tuple[str, ...] = get_args(ProbeKind)
@@ -31,7 +31,7 @@ def run_probe(client: Client, kind: str, test: Samples) -> dict[str, Value]:
     """Return linear-CKA signatures by stage (`signatures`), or features and classes of every sample (`features`)."""
     samples = probe_samples(test)
     client.model.eval()
-    x = as_floats(samples.images)
+    x = model_inputs(samples.inputs)
     if kind == "features":
         with torch.no_grad():
             return {"vectors": client.model.features(x), "classes": samples.labels}

@@ -25,7 +25,7 @@ class Profile:
     spec: str = ""  # from which `build` creates this architecture
     buffers: frozenset[str] = frozenset()  # names of the model's buffers
     position: int = 0  # index among all clients
-    image: tuple[int, int, int] = (0, 0, 0)  # channels, height and width of its samples
+    input_shape: tuple[int, ...] = (0, 0, 0)  # channels, height and width of its samples
 
     @property
     def statistics(self) -> Layout:

@@ -1,7 +1,7 @@
 """Datasets as plain arrays in memory: the form that every reader produces, and the checks on it.
 
-The type of the inputs says what they are: uint8 arrays are pictures, float32 arrays are numbers such as sensor values or
-table columns, int64 arrays are tokens of a text.
+The type of the inputs says what they are: uint8 arrays are pictures, float32 arrays are numbers such as sensor values
+or table columns, int64 arrays are tokens of a text.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KINDS = {"uint8": "picture", "float32": "numbers", "int64": "tokens"}
 
 @dataclass(frozen=True)
 class Part:
-    """One split: inputs of any shape, one label per sample, and further columns such as the hospital of each sample."""
+    """One split: inputs of any shape, one label per sample, and further columns, such as the hospital."""
 
     inputs: Inputs
     labels: Ints
@@ -51,8 +51,8 @@ def as_pixels(values: Any, where: str) -> Pixels:
         array = array[:, None]
     if array.ndim != 4 or array.shape[1] not in (1, 3) or 0 in array.shape:
         raise InputError(
-            f"{where}: pictures have shape {tuple(np.shape(values))}; expected (n, H, W), (n, C, H, W) or (n, H, W, C) "
-            "with 1 or 3 channels and at least one picture"
+            f"{where}: pictures have shape {tuple(np.shape(values))}; expected (n, H, W), (n, C, H, W) or "
+            "(n, H, W, C) with 1 or 3 channels and at least one picture"
         )
     if array.dtype == np.uint8:
         return np.ascontiguousarray(array)
@@ -67,7 +67,7 @@ def as_pixels(values: Any, where: str) -> Pixels:
 def as_inputs(values: Any, where: str, *, vocabulary: int = 0) -> Inputs:
     """Return samples of any shape in the type that says what they are.
 
-    uint8 arrays of three or four dimensions are pictures. Floats are kept as float32, without any rounding or scaling.
+    uint8 arrays of three or four dimensions are pictures. Floats are kept as float32, without rounding or scaling.
     Other integers are tokens if `vocabulary` is given, and numbers otherwise.
     """
     array = np.asarray(values)
@@ -86,8 +86,8 @@ def as_inputs(values: Any, where: str, *, vocabulary: int = 0) -> Inputs:
     if len(wrong):
         place = ", ".join(str(position) for position in wrong[0])
         raise InputError(
-            f"{where}: {len(wrong)} values are missing or not finite, the first at ({place}); fill them in or drop the "
-            "samples"
+            f"{where}: {len(wrong)} values are missing or not finite, the first at ({place}); fill them in or "
+            "drop the samples"
         )
     return floats
 
@@ -114,8 +114,8 @@ def as_labels(values: Any, where: str) -> Ints:
         array = array.reshape(-1)
     if array.ndim == 2:
         raise InputError(
-            f"{where}: labels have shape {array.shape}, several per sample; multi-label tasks are not supported, one label "
-            "per sample is needed"
+            f"{where}: labels have shape {array.shape}, several per sample; multi-label tasks are not supported, one "
+            "label per sample is needed"
         )
     if array.ndim != 1:
         raise InputError(f"{where}: labels have shape {array.shape}; expected one label per sample")
@@ -175,7 +175,8 @@ def check_labels(labels: Ints, classes: int, where: str) -> None:
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= classes:
         raise InputError(
-            f"{where}: found label {low if low < 0 else high}; with {classes} classes, labels range from 0 to {classes - 1}"
+            f"{where}: found label {low if low < 0 else high}; with {classes} classes, labels range from 0 to "
+            f"{classes - 1}"
         )
 
 

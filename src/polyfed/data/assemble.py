@@ -33,7 +33,7 @@ class Splits:
 
 
 def assemble(known: KnownDataset, splits: Splits) -> Decoded:
-    """Choose the training and the test split, check them, and state in `source` what differs from the published data."""
+    """Choose and check the training and the test split; `source` says what differs from the published data."""
     if splits.train is None:
         raise InputError(f"dataset '{known.name}': found only a test split; a training split is needed")
     names = splits.class_names

@@ -1,4 +1,4 @@
-"""Tables that ship with scikit-learn: `breast_cancer` (569 samples, 2 classes) and `wine` (178 samples, 3 classes)."""
+"""Tables that ship with scikit-learn: `breast_cancer` (569 samples, 2 classes) and `wine` (178 samples, 3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The datasets that polyfed knows by name: their shape and classes, the names of their folders, their place on the hub."""
+"""The datasets that polyfed knows by name: their shape and classes, their folders, their place on the hub."""
 
 from __future__ import annotations
 
@@ -174,12 +174,12 @@ def check_known(known: KnownDataset, shape: tuple[int, ...], kind: str, classes:
         expected = (expected[0], known.resize, known.resize)
     if kind != known.kind or (expected is not None and shape != expected):
         raise InputError(
-            f"data.dataset is '{known.name}', whose samples are {known.kind} of shape {size_text(expected or ())}, but the "
+            f"data.dataset is '{known.name}': {known.kind} of shape {size_text(expected or ())}, but the "
             f"files hold {kind} of shape {size_text(shape)}; give data of your own another name, such as "
             "data.dataset: mine"
         )
     if classes > known.classes:
         raise InputError(
-            f"data.dataset is '{known.name}', which has {known.classes} classes, but the files hold {classes}; give data "
-            "of your own another name, such as data.dataset: mine"
+            f"data.dataset is '{known.name}', which has {known.classes} classes, but the files hold {classes}; give "
+            "data of your own another name, such as data.dataset: mine"
         )

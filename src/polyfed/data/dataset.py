@@ -71,8 +71,8 @@ class Dataset:
 def load(name: str, *, root: Path | None = None, cache: Path | None = None, how: Format | None = None) -> Dataset:
     """Open a dataset, decoding it into the cache first if it is not there yet.
 
-    Datasets that ship with scikit-learn ignore `root`. Others are read from the files in `root` (the folder itself, or a
-    subfolder with the dataset's name), or from the Hugging Face hub if no root is given. A name that polyfed does not know
+    Datasets that ship with scikit-learn ignore `root`. Others are read from the files in `root` (the folder itself
+    or a subfolder with the dataset's name), or from the Hugging Face hub if no root is given. Another name
     needs a root; `how` says which columns and which layout its files have.
     """
     how = how or Format()

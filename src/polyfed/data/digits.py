@@ -26,7 +26,7 @@ def digits_file() -> Path | None:
 
 
 def read_digits(file: Path) -> Decoded:
-    """Decode the file. It has no official test split: a fixed fifth of each class, whatever the seed, is the test split."""
+    """Decode the file. It has no official test split: a fixed fifth of each class is the test split."""
     try:
         with gzip.open(file, "rt", encoding="ascii") as stream:
             table = np.loadtxt(stream, delimiter=",")
@@ -49,4 +49,5 @@ def every_fifth_of_each_class(labels: Ints) -> np.ndarray[Any, np.dtype[np.bool_
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
         rank[members] = np.arange(len(members))
-    return rank % 5 == 2
+    held_out: np.ndarray[Any, np.dtype[np.bool_]] = rank % 5 == 2
+    return held_out

@@ -31,7 +31,7 @@ def find_parquet(folder: Path, known: KnownDataset) -> SplitFiles | None:
 
 
 def read_parquet(folder: Path, found: SplitFiles, known: KnownDataset) -> Splits:
-    """Decode all rows. Class names come from the schema if Hugging Face wrote them; files without pictures are tables."""
+    """Decode all rows. Class names come from the schema, if it has them. Files without pictures are tables."""
     from pyarrow import ArrowException
 
     if not set(IMAGE_NAMES) & set(

@@ -1,4 +1,4 @@
-"""Who gets which samples: every partition scheme behind one function, and test sets that match it."""
+"""Data partitions: every scheme behind one function, and test sets that match a partition."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from polyfed.data.arrays import Ints
 from polyfed.data.class_partitions import check_classes_per_client, pathological, pfedhn
+from polyfed.data.column_partition import by_column
 from polyfed.data.flower_partitions import flower
 from polyfed.data.local_split import check_fraction, local_split
 from polyfed.data.partition_file import Partition, read, save
@@ -34,10 +36,12 @@ def make(
     rng: np.random.Generator,
     batch_size: int | None = None,
     validation_fraction: float = 0.0,
+    columns: Mapping[str, npt.NDArray[Any]] | None = None,
 ) -> Partition:
-    """Share the samples out as `settings` says (its `scheme` and that scheme's options), then split each share.
+    """Partition the samples by the scheme of `settings`, then split the samples of each client into train and test.
 
-    `batch_size` only matters for the smallest amounts of an unbalanced `pathological` split.
+    `batch_size` only affects the smallest clients of an unbalanced `pathological` partition. `columns` has one
+    value per sample, for the scheme `column`.
     """
     name, options = settings_of(settings)
     labels = _checked_labels(labels, classes)
@@ -57,7 +61,10 @@ def make(
         test_fraction, validation_fraction, note = _split_reading(options["ratio"])
         notes.append(note)
     least = min((batch_size or _USUAL_BATCH) / (test_fraction or 1.0), len(labels) / (2 * clients))
-    shares, more = _shares(name, options, labels, classes, clients, rng, least)
+    if name == "column":
+        shares, more = by_column(columns or {}, str(options["column"]), clients)
+    else:
+        shares, more = _shares(name, options, labels, classes, clients, rng, least)
     _refuse_empty(shares)
     kept, test = local_split(shares, labels, test_fraction, rng)
     train, validation = local_split(kept, labels, validation_fraction / (1.0 - test_fraction), rng)

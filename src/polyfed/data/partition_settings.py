@@ -82,6 +82,10 @@ SCHEMES: Mapping[str, Scheme] = {
             ),
         },
     ),
+    "column": Scheme(
+        "each value of a column, such as a hospital or a person, is one client",
+        {"column": Option("text", None, "the column's name", required=True)},
+    ),
     "file": Scheme(
         "sample numbers from an .npz file with arrays train_0, test_0, train_1, ...",
         {"path": Option("text", None, "the file", required=True)},

@@ -1,6 +1,6 @@
 """Reader of UCI HAR, human activity recognition with smartphones, in its published layout of text files.
 
-`Inertial Signals` holds nine channels of 128 steps per window. The person of each window becomes the column `subject`.
+`Inertial Signals` holds nine channels of 128 steps per window. The person of a window becomes the column `subject`.
 """
 
 from __future__ import annotations

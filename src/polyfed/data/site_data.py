@@ -16,7 +16,7 @@ from polyfed.errors import InputError, nearest
 
 
 def load_own(
-    folder: Path, *, shape: tuple[int, int, int], class_names: tuple[str, ...], cache: Path | None = None
+    folder: Path, *, shape: tuple[int, ...], class_names: tuple[str, ...], cache: Path | None = None
 ) -> Dataset:
     """Open a folder of pictures or arrays. A site may lack classes: what it has is matched by name, else by number.
 
@@ -35,7 +35,7 @@ def load_own(
     )
 
 
-def _matched(data: Decoded, folder: Path, shape: tuple[int, int, int], class_names: tuple[str, ...]) -> Decoded:
+def _matched(data: Decoded, folder: Path, shape: tuple[int, ...], class_names: tuple[str, ...]) -> Decoded:
     """The same samples, with labels that count in the agreed order of classes."""
     found = tuple(int(extent) for extent in data.train.inputs.shape[1:])
     if found != shape:

@@ -1,7 +1,7 @@
 """Readers of tables: csv files, and parquet files without pictures.
 
-A table has one row per sample and a column of labels. Its other columns are the sample: numbers, or one column of text.
-Columns of text beside numbers do not enter the sample; a partition can use them, for example a column with the hospital.
+A table has one row per sample and a column of labels. The other columns are the sample: numbers, or one column of
+text. Columns of text next to numbers do not enter the sample, but a partition can use them, for example the hospital.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ def _part(file: Path, table: Any, label: str, labels: Ints, known: KnownDataset,
         inputs = np.stack([_complete(table, name, file).astype(np.float32) for name in numeric], axis=1)
     else:
         raise InputError(
-            f"{file} has no column of numbers beside '{label}'; its columns are {', '.join(others) or 'none'}. Encode "
-            "categories as numbers, or set data.text to the column with the text."
+            f"{file} has no column of numbers besides '{label}'; its columns are {', '.join(others) or 'none'}. "
+            "Encode categories as numbers, or set data.text to the column with the text."
         )
     columns = {name: tuple(str(value) for value in table.column(name).to_pylist()) for name in others if name != text}
     return checked_part(inputs, labels, str(file), {n: v for n, v in columns.items() if len(set(v)) <= _MOST_VALUES})
@@ -150,8 +150,8 @@ def _complete(table: Any, name: str, file: Path) -> Any:
     missing = [k for k, value in enumerate(values) if value is None or (isinstance(value, float) and value != value)]
     if missing:
         raise InputError(
-            f"{file}: column '{name}' has {len(missing)} missing values, the first in row {missing[0] + 1}; fill them in or "
-            "drop the rows"
+            f"{file}: column '{name}' has {len(missing)} missing values, the first in row {missing[0] + 1}; fill "
+            "them in or drop the rows"
         )
     if _is_number(column.type):
         return np.asarray(values, dtype=np.float64)

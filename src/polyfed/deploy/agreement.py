@@ -23,7 +23,7 @@ class AgreedFederation(FederationBase):
         self._shape, self.class_names = agreed_data(config)
 
     @property
-    def shape(self) -> tuple[int, int, int]:
+    def shape(self) -> tuple[int, ...]:
         return self._shape
 
     @property
@@ -31,7 +31,7 @@ class AgreedFederation(FederationBase):
         return len(self.class_names)
 
 
-def agreed_data(config: Config) -> tuple[tuple[int, int, int], tuple[str, ...]]:
+def agreed_data(config: Config) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Return the image shape and the class names of a config over sites' own data.
 
     Raise `InputError` if the config is not one over sites' own data, or if the shape or the names are invalid.

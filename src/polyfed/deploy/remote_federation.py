@@ -63,7 +63,7 @@ class RemoteFederation(AgreedFederation, Plan):
 
     def profile(self, k: int) -> Profile:
         """Return the profile of a site's offer, with the name and position that the coordinator gives it."""
-        return dataclasses.replace(self.offers[k].profile, name=self.names[k], position=k, image=self.shape)
+        return dataclasses.replace(self.offers[k].profile, name=self.names[k], position=k, input_shape=self.shape)
 
     def save_metadata(self, folder: RunFolder, roster: Sequence[Profile]) -> None:
         """Write clients.json, unless a previous start of this run has written it."""

@@ -262,7 +262,7 @@ def _fingerprint(maker: ClientMaker, offer: Mapping[str, Any]) -> bytes:
     """Return the offer and a digest of a sample of the data. It identifies the site's setup and stays at the site."""
     digest = hashlib.sha256()
     if isinstance(maker, SiteFederation):
-        images, labels = maker.train.images, maker.train.labels
+        images, labels = maker.train.inputs, maker.train.labels
         digest.update(labels.numpy().tobytes())
         digest.update(images[:: max(1, len(images) // 64)].contiguous().numpy().tobytes())
     return json.dumps({"offer": offer, "data": digest.hexdigest()}, sort_keys=True).encode()

@@ -82,7 +82,7 @@ def load_site(config: Config, name: str, data: Path, model: str, cache: Path | N
 def _split(data: Dataset, config: Config, name: str) -> tuple[Samples, Samples]:
     """Return training and test samples: the site's own test split, or a held-out fraction of its training split."""
     if data.test is not None:
-        return Samples(data.train.images, data.train.labels), Samples(data.test.images, data.test.labels)
+        return Samples(data.train.inputs, data.train.labels), Samples(data.test.inputs, data.test.labels)
     order = rng.numpy_generator(config.seed, "site split", name).permutation(len(data.train.labels))
     held_out = min(len(order) - 1, round(config.data.test_fraction * len(order)))
     return _subset(data.train, np.sort(order[held_out:])), _subset(data.train, np.sort(order[:held_out]))
@@ -90,4 +90,4 @@ def _split(data: Dataset, config: Config, name: str) -> tuple[Samples, Samples]:
 
 def _subset(split: Split, indices: np.ndarray[Any, Any]) -> Samples:
     at = torch.from_numpy(indices)
-    return Samples(split.images[at], split.labels[at])
+    return Samples(split.inputs[at], split.labels[at])

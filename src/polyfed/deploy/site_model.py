@@ -33,7 +33,7 @@ def _split_at_last_linear(factory: Callable[..., nn.Module], path: Path) -> Call
     """Return a factory of split models: the head is the last Linear of the factory's module."""
     parameters = inspect.signature(factory).parameters
 
-    def build(shape: tuple[int, int, int], classes: int) -> SplitModel:
+    def build(shape: tuple[int, ...], classes: int) -> SplitModel:
         arguments = {"shape": shape, "classes": classes}
         module = factory(**{key: value for key, value in arguments.items() if key in parameters})
         if isinstance(module, SplitModel):

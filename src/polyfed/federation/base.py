@@ -33,7 +33,7 @@ class FederationBase(ABC):
 
     @property
     @abstractmethod
-    def shape(self) -> tuple[int, int, int]:
+    def shape(self) -> tuple[int, ...]:
         """Shape of every image: channels, height, width."""
 
     @property

@@ -89,7 +89,7 @@ class Plan(FederationBase):
                 0,
                 spec.text,
                 frozenset(name for name, _ in model.named_buffers()),
-                image=self.shape,
+                input_shape=self.shape,
             )
         return self._plans[spec]
 

@@ -16,7 +16,7 @@ from polyfed.data import dataset as datasets
 from polyfed.engines.ray_cluster import Cluster, WorkerResources
 from polyfed.engines.ray_engine import RayEngine
 from polyfed.errors import InputError, PolyfedError
-from polyfed.federation.simulation import SimulatedFederation
+from polyfed.federation.simulation import SimulatedFederation, file_format
 from polyfed.runs.state_store import FolderStore
 
 MAKER = "polyfed.federation.ray_nodes:host_on_node"
@@ -54,10 +54,13 @@ def _dataset_here(description: Mapping[str, Any]) -> Path:
     named = Path(description["dataset"])
     if datasets.is_cached(named):
         return named
-    data = Config.from_dict(description["config"]).data
+    config = Config.from_dict(description["config"])
+    data = config.data
     node = platform.node()
     try:
-        made = datasets.load(data.dataset, root=Path(data.root) if data.root else None).folder
+        made = datasets.load(
+            data.dataset, root=Path(data.root) if data.root else None, how=file_format(config)
+        ).folder
     except PolyfedError as error:
         raise InputError(f"node {node} has neither {named} nor what it is made from: {error}") from None
     if made.name != named.name:  # the name holds a digest of the content

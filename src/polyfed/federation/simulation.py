@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,14 +56,14 @@ class SimulatedFederation(Plan):
         test, limit = self.dataset.test, self.config.data.test_limit
         self.global_test = None
         if test is not None:
-            self.global_test = Samples(test.images, test.labels)
+            self.global_test = Samples(test.inputs, test.labels)
             if limit is not None and limit < len(test.labels):
                 stream = rng.numpy_generator(self.seed, "test_limit")
                 chosen = datasets.balanced_limit(test.labels.numpy(), limit, stream)
                 self.global_test = self.global_test.subset(torch.from_numpy(chosen))
 
     @property
-    def shape(self) -> tuple[int, int, int]:
+    def shape(self) -> tuple[int, ...]:
         return self.dataset.shape
 
     @property
@@ -76,7 +76,8 @@ class SimulatedFederation(Plan):
 
     @property
     def notes(self) -> Sequence[str]:
-        return self.partition.notes
+        subset = f"dataset {self.dataset.name}: {self.dataset.source}"
+        return (*self.partition.notes, *((subset,) if " of " in self.dataset.source else ()))
 
     def num_samples(self, k: int) -> int:
         return len(self.partition.train[k])
@@ -111,7 +112,7 @@ class SimulatedFederation(Plan):
 
     def _subset(self, indices: np.ndarray[Any, Any], split: datasets.Split) -> Samples:
         index = torch.tensor(indices)  # a copy: the array may be memory-mapped and read-only
-        return Samples(split.images[index], split.labels[index])
+        return Samples(split.inputs[index], split.labels[index])
 
     # workers
 
@@ -180,6 +181,8 @@ def build_federation(
         chosen = model_assignment.assign_by_size(config, data)
         specs = (chosen,) * config.clients
         notes = (f"every client has {chosen.label}, the {config.models.assign} member: capacities are ignored",)
+    if data.vocabulary:
+        specs = tuple(replace(spec, vocabulary=data.vocabulary) for spec in specs)
     partition = _partition(config, data, notes)
     return SimulatedFederation(config, data, partition, _matched_test(config, data, partition), specs, method)
 
@@ -188,7 +191,13 @@ def _load_dataset(config: Config) -> datasets.Dataset:
     root = Path(config.data.root).expanduser() if config.data.root else None
     if root is not None and datasets.is_cached(root):
         return datasets.open_cached(root)  # a dataset made from arrays exists only in the cache
-    return datasets.load(config.data.dataset, root=root)
+    return datasets.load(config.data.dataset, root=root, how=file_format(config))
+
+
+def file_format(config: Config) -> datasets.Format:
+    """Return how the files of the dataset are read, from the `data` section."""
+    data = config.data
+    return datasets.Format(data.layout, data.label, data.text, data.vocabulary, data.text_length, data.resize)
 
 
 def _partition(config: Config, data: datasets.Dataset, notes: tuple[str, ...]) -> Partition:
@@ -206,6 +215,7 @@ def _partition(config: Config, data: datasets.Dataset, notes: tuple[str, ...]) -
         settings,
         test_fraction=config.data.test_fraction,
         rng=rng.numpy_generator(config.seed, "partition"),
+        columns={name: np.asarray(values)[used] for name, values in data.train.columns.items()},
     )
     return Partition(
         tuple(used[p] for p in partition.train), tuple(used[p] for p in partition.test), (*partition.notes, *notes)

@@ -112,7 +112,7 @@ def draw_latents(generator: nn.Module, count: int, stream: torch.Generator) -> T
     return latents.detach()
 
 
-def resized(images: Tensor, shape: tuple[int, int, int]) -> Tensor:
+def resized(images: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Return images of another size, in grey if the shape has one channel."""
     channels, height, width = shape
     if channels != images.shape[1]:

@@ -64,7 +64,7 @@ def names() -> list[str]:
 def register(name: str, factory: Callable[..., nn.Module], *, head: str | None = None) -> None:
     """Register a model of your own.
 
-    The factory is called with those of `shape`, `classes`, `width`, `norm` and `vocabulary` that are its parameters. It
+    The factory is called with those of `shape`, `classes`, `width`, `norm` and `vocabulary` that it takes. It
     returns a `SplitModel`, or any module whose last layer is the Linear called `head` (dotted for an inner module).
 
     >>> from torch import nn
@@ -112,8 +112,8 @@ def _picture(spec: ModelSpec, shape: Shape) -> tuple[int, int, int]:
     """Return the shape of pictures, after checking that the samples are pictures."""
     if len(shape) != 3:
         raise InputError(
-            f"Model '{spec.name}' takes pictures (channels, height, width), but samples have shape {tuple(shape)}; use "
-            "a model for tables, series or text, such as those of the groups tabular4, series4 and text4."
+            f"Model '{spec.name}' takes pictures (channels, height, width), but samples have shape {tuple(shape)}; "
+            "use a model for tables, series or text, such as those of the groups tabular4, series4 and text4."
         )
     return shape[0], shape[1], shape[2]
 
@@ -138,7 +138,7 @@ def _other_trunk(spec: ModelSpec, architecture: Architecture, shape: Shape) -> T
     if len(shape) not in dimensions:
         wanted = {"table": "a row of numbers", "series": "(channels, steps)", "text": "a row of tokens"}
         raise InputError(
-            f"Model '{spec.name}' takes {wanted[architecture.takes]} per sample, but samples have shape {tuple(shape)}."
+            f"Model '{spec.name}' takes {wanted[architecture.takes]} per sample; these have shape {tuple(shape)}."
         )
     if architecture.takes != "text":
         if spec.vocabulary is not None:

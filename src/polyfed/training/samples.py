@@ -1,4 +1,4 @@
-"""Samples: uint8 images with labels, in batches of floats in [0, 1]."""
+"""Samples of any shape with their labels, in batches as models take them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ EVALUATION_BATCH = 512  # large batches are fastest, and without gradients they 
 
 @dataclass(frozen=True)
 class Samples:
-    """Images (uint8, N x C x H x W) with their labels (int64)."""
+    """Inputs (N x ...) with their labels (int64). The type says what inputs are: see `model_inputs`."""
 
-    images: Tensor
+    inputs: Tensor
     labels: Tensor
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def subset(self, indices: Tensor) -> Samples:
-        return Samples(self.images[indices], self.labels[indices])
+        return Samples(self.inputs[indices], self.labels[indices])
 
     def batches(
         self, size: int, *, shuffle: torch.Generator | None = None, drop_single: bool = False
@@ -41,12 +41,17 @@ class Samples:
         for start in range(0, count, chunk):
             stop = min(start + chunk, count)
             at = None if order is None else order[start:stop]
-            images = as_floats(self.images[start:stop] if at is None else self.images.index_select(0, at))
+            inputs = model_inputs(self.inputs[start:stop] if at is None else self.inputs.index_select(0, at))
             labels = self.labels[start:stop] if at is None else self.labels.index_select(0, at)
-            yield from zip(torch.split(images, size), torch.split(labels, size), strict=True)
+            yield from zip(torch.split(inputs, size), torch.split(labels, size), strict=True)
 
 
-def as_floats(images: Tensor) -> Tensor:
-    """Return pixels in [0, 1] in channels-last layout, which is fastest for convolutions on CPU."""
-    floats = images.to(torch.float32, memory_format=torch.channels_last) if images.ndim == 4 else images.float()
-    return floats.mul_(1 / 255)
+def model_inputs(inputs: Tensor) -> Tensor:
+    """Return inputs as models take them: uint8 pixels as floats in [0, 1], floats and tokens unchanged.
+
+    Pictures are in channels-last layout, which is fastest for convolutions on CPU.
+    """
+    if inputs.dtype == torch.uint8:
+        floats = inputs.to(torch.float32, memory_format=torch.channels_last) if inputs.ndim == 4 else inputs.float()
+        return floats.mul_(1 / 255)
+    return inputs.contiguous(memory_format=torch.channels_last) if inputs.ndim == 4 else inputs

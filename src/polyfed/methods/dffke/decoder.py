@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-Shape = tuple[int, int, int]  # channels, height, width
+Shape = tuple[int, ...]  # channels, height, width
 # The last BatchNorm gives pixels with mean 0 and standard deviation 1. Models here take pixels in [0, 1], and the
 # server has no data statistics: this affine map puts two standard deviations on either side into that range.
 PIXEL_MEAN, PIXEL_STD = 0.5, 0.25

@@ -22,7 +22,7 @@ AddedLoss = Callable[[str, Tensor, Tensor, torch.Generator], Tensor] | None
 def new_decoder(server: Server, width: int, channels: int) -> EmbeddingDecoder:
     """Return the decoder of a round before training."""
     with rng.seeded(server.seed, "decoder", server.round):
-        decoder = EmbeddingDecoder(width, server.roster[0].image, channels)
+        decoder = EmbeddingDecoder(width, server.roster[0].input_shape, channels)
     decoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return decoder
 

@@ -16,7 +16,7 @@ from polyfed.methods.dffke.messages import Messages, subtree
 from polyfed.methods.dffke.synthetic_images import SyntheticImages, TransferImages
 from polyfed.methods.dffke.teachers import TeacherOutputs
 from polyfed.models.generators import resized
-from polyfed.training.samples import as_floats
+from polyfed.training.samples import model_inputs
 
 if TYPE_CHECKING:
     from polyfed.methods.dffke.method import DFFKE
@@ -27,7 +27,7 @@ class PublicImages:
 
     def __init__(self, client: Client) -> None:
         stored = client.state.get("public")  # missing if the client never received them
-        self._images = stored if isinstance(stored, Tensor) else torch.zeros(0, *client.profile.image)
+        self._images = stored if isinstance(stored, Tensor) else torch.zeros(0, *client.profile.input_shape)
 
     def has_round(self, round_key: str) -> bool:
         return len(self._images) > 0
@@ -42,7 +42,7 @@ class PublicImages:
 
 def sample(name: str, limit: int, stream: torch.Generator) -> Tensor:
     """Sample at most `limit` training images of a dataset, as uint8 of shape (n, C, H, W)."""
-    images = load(name).train.images
+    images = load(name).train.inputs
     return images[torch.randperm(len(images), generator=stream)[:limit]].clone()
 
 
@@ -59,7 +59,7 @@ def collect_outputs(server: Server, cohort: Cohort, method: DFFKE) -> TeacherOut
 
 def store(client: Client, msg: Payload) -> None:
     """Store the public images at a client, resized to the size of its own."""
-    images = resized(as_floats(msg.tensor("public")), client.profile.image)
+    images = resized(model_inputs(msg.tensor("public")), client.profile.input_shape)
     client.state["public"] = (255 * images).round().to(torch.uint8)
 
 

@@ -42,7 +42,7 @@ class SyntheticImages:
         """Return the images of all rounds in a client's replay buffer."""
         entries = {key: view(subtree(entry)) for key, entry in subtree(client.state.get("buffer")).items()}
         rounds = {key: (entry.weights("decoder"), entry.weights("codes")) for key, entry in entries.items()}
-        return SyntheticImages(decoder_skeleton(width, client.profile.image, channels), rounds)
+        return SyntheticImages(decoder_skeleton(width, client.profile.input_shape, channels), rounds)
 
     def has_round(self, round_key: str) -> bool:
         return round_key in self._rounds

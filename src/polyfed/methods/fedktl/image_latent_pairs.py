@@ -28,7 +28,7 @@ def make_pairs(server: Server, generator: nn.Module) -> dict[str, Value]:
 
 def pair_batches(client: Client, msg: Payload) -> Iterator[tuple[Tensor, Tensor]] | None:
     """Return endless batches of the received images and latents, or None if there are none yet."""
-    latents, shape = msg.table("latents").values, client.train.images.shape[1:]
+    latents, shape = msg.table("latents").values, client.train.inputs.shape[1:]
     if not len(latents):
         return None
     images = msg.tensor("images")

@@ -151,7 +151,7 @@ class FedKTL(Method):
             lambda x: self.direction(client, x), client.classes, min_count=self.min_class_count
         )
         directions = ClassTable(means.classes, F.normalize(means.values), means.counts)
-        return {"directions": directions, **dict(zip(IMAGE_SIZE, client.train.images.shape[1:], strict=True))}
+        return {"directions": directions, **dict(zip(IMAGE_SIZE, client.train.inputs.shape[1:], strict=True))}
 
     def update_centroids(self, server: Server, generator: nn.Module, uploads: Sequence[ClassTable]) -> None:
         """Train F on the uploads, and update the centroids of their classes. Other classes keep their centroid."""

@@ -38,7 +38,7 @@ from polyfed.methods.fedl2g.figures import record_guidance
 from polyfed.methods.fedl2g.guidance_gradient import guidance_gradient
 from polyfed.methods.fedl2g.study_and_quiz import random_study_batches, study_quiz_split
 from polyfed.training.losses import masked_mean
-from polyfed.training.samples import as_floats
+from polyfed.training.samples import model_inputs
 
 SERVER_LR = {"logit": 0.1, "feature": 100.0}  # the paper tuned them on CIFAR-100
 MAX_WARMUP = 50  # rounds, as in the released code
@@ -158,7 +158,7 @@ class FedL2G(Method):
                 lambda x: self.outputs(client, x),
                 vectors,
                 (x, y),
-                (as_floats(quiz.images), quiz.labels),
+                (model_inputs(quiz.inputs), quiz.labels),
                 lr=client.settings.lr,
                 weight=self.weight,
                 product=self.gradient,

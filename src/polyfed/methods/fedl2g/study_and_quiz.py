@@ -7,7 +7,7 @@ from torch import Tensor
 
 from polyfed.core import Client, rng
 from polyfed.training import Samples
-from polyfed.training.samples import as_floats
+from polyfed.training.samples import model_inputs
 
 
 def study_quiz_split(client: Client, quiz: int) -> tuple[Samples, Samples]:
@@ -27,4 +27,4 @@ def random_study_batches(client: Client, study: Samples, count: int) -> list[tup
     """Return random batches of the study set, each drawn from the whole set."""
     generator, size = client.stream("study"), client.settings.batch_size
     batches = [study.subset(torch.randperm(len(study), generator=generator)[:size]) for _ in range(count)]
-    return [(as_floats(batch.images), batch.labels) for batch in batches]
+    return [(model_inputs(batch.inputs), batch.labels) for batch in batches]

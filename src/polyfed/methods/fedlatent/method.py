@@ -27,7 +27,7 @@ from polyfed.core.schema import FromMethod, TableField, TreeField
 from polyfed.methods.fedlatent.class_gaussians import describe_classes, pool_classes, row_width, sample_class
 from polyfed.methods.fedlatent.decoder import ConditionalDecoder, decoder_layout
 from polyfed.training import fit
-from polyfed.training.samples import as_floats
+from polyfed.training.samples import model_inputs
 
 SHOWN = 8  # synthetic images of every class that are kept for a figure
 DECODER = TreeField(layout=FromMethod("decoder_layout"))
@@ -83,7 +83,7 @@ class FedLatent(Method):
         return row_width(profile.features, self.rank)
 
     def decoder_layout(self, profile: Profile) -> Layout:
-        return decoder_layout(profile.features, profile.image, profile.classes)
+        return decoder_layout(profile.features, profile.input_shape, profile.classes)
 
     def init(self, server: Server) -> None:
         server.state["means"] = ClassTable.empty(server.features).without_counts()
@@ -156,7 +156,7 @@ class FedLatent(Method):
                 x = decoder(z, y)
             count = round(self.real_ratio * len(y)) if len(real) else 0
             at = torch.randint(max(1, len(real)), (count,), generator=stream)
-            x, y = torch.cat([x, as_floats(real.images[at])]), torch.cat([y, real.labels[at]])
+            x, y = torch.cat([x, model_inputs(real.inputs[at])]), torch.cat([y, real.labels[at]])
             return F.cross_entropy(client.model(x), y)
 
         client.model.train()
@@ -182,7 +182,7 @@ class FedLatent(Method):
 
     def new_decoder(self, seed: int, profile: Profile) -> ConditionalDecoder:
         with rng.seeded(seed, "decoder"):
-            return ConditionalDecoder(profile.features, profile.image, profile.classes)
+            return ConditionalDecoder(profile.features, profile.input_shape, profile.classes)
 
     def predict_untuned(self, client: Client, x: Tensor) -> Tensor:
         """Predict with the model from before fine-tuning; before the last round that is the current model."""

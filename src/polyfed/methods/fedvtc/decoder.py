@@ -21,7 +21,7 @@ def build_decoder(weights: Mapping[str, Tensor] | None, seed: int, profile: Prof
     must start from the same point at all clients.
     """
     with rng.seeded(seed, "decoder"):
-        decoder = transposed_decoder(profile.features, profile.image, norm)
+        decoder = transposed_decoder(profile.features, profile.input_shape, norm)
     if weights is not None:
         copy_into(decoder, weights)
     return decoder

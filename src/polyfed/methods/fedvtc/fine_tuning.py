@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyfed.training import Samples, TrainSettings, fit
-from polyfed.training.samples import as_floats
+from polyfed.training.samples import model_inputs
 
 
 def fine_tune(
@@ -30,7 +30,7 @@ def fine_tune(
         count = round(local_share * len(y)) if len(local) else 0
         if count:
             drawn = torch.randint(len(local), (count,), generator=generator)
-            x, y = torch.cat([x, as_floats(local.images[drawn])]), torch.cat([y, local.labels[drawn]])
+            x, y = torch.cat([x, model_inputs(local.inputs[drawn])]), torch.cat([y, local.labels[drawn]])
         return F.cross_entropy(model(x), y)
 
     modules = [model]

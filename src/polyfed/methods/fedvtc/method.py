@@ -81,7 +81,7 @@ class FedVTC(Method):
     )
 
     def decoder_layout(self, profile: Profile) -> Layout:
-        return decoder_layout(profile.features, profile.image, self.decoder_norm)
+        return decoder_layout(profile.features, profile.input_shape, self.decoder_norm)
 
     def init(self, server: Server) -> None:
         server.state["prototypes"] = ClassTable.empty(server.features).without_counts()  # a missing row stands for 0

@@ -18,7 +18,7 @@ CHUNK = 256  # images that are generated at a time
 class SyntheticSamples(Samples):
     """Images x' = decoder(c_y + sigma eps) with label y.
 
-    `images` holds the random seed of each sample's eps instead of pixels, so that every pass yields the same images.
+    `inputs` holds the random seed of each sample's eps instead of pixels, so that every pass yields the same images.
     """
 
     decoder: nn.Module
@@ -26,7 +26,7 @@ class SyntheticSamples(Samples):
     deviation: Tensor  # (width,)
 
     def subset(self, indices: Tensor) -> SyntheticSamples:
-        return replace(self, images=self.images[indices], labels=self.labels[indices])
+        return replace(self, inputs=self.inputs[indices], labels=self.labels[indices])
 
     def batches(
         self, size: int, *, shuffle: torch.Generator | None = None, drop_single: bool = False
@@ -42,7 +42,7 @@ class SyntheticSamples(Samples):
         """Generate the images of some samples."""
         generator = torch.Generator()
         width = self.prototypes.shape[1]
-        noise = [torch.randn(width, generator=generator.manual_seed(int(seed))) for seed in self.images[indices]]
+        noise = [torch.randn(width, generator=generator.manual_seed(int(seed))) for seed in self.inputs[indices]]
         latents = self.prototypes[self.labels[indices]] + self.deviation * torch.stack(noise)
         images: Tensor = self.decoder.eval()(latents)
         return images.contiguous(memory_format=torch.channels_last)

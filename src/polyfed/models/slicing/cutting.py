@@ -31,7 +31,7 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
 
-def skeleton(spec: ModelSpec | str, *, shape: tuple[int, int, int], classes: int) -> SplitModel:
+def skeleton(spec: ModelSpec | str, *, shape: tuple[int, ...], classes: int) -> SplitModel:
     """The model without memory for its weights, on the meta device: all that is needed to cut."""
     with torch.device("meta"):
         return build(spec, shape=shape, classes=classes)
@@ -41,7 +41,7 @@ def cut_specs(
     big: ModelSpec | str,
     small: ModelSpec | str,
     *,
-    shape: tuple[int, int, int],
+    shape: tuple[int, ...],
     classes: int,
     rule: Rule = prefix,
 ) -> dict[str, Index]:

@@ -107,7 +107,7 @@ class EarlyExits(SplitModel):
 
 
 def build_with_exits(
-    spec: ModelSpec | str, depths: Sequence[int], *, shape: tuple[int, int, int], classes: int
+    spec: ModelSpec | str, depths: Sequence[int], *, shape: tuple[int, ...], classes: int
 ) -> EarlyExits:
     """The model of `spec` with an exit after each of these numbers of blocks, counted through all stages.
 

@@ -19,7 +19,7 @@ class Family:
     """
 
     def __init__(
-        self, whole: str, members: Iterable[str], *, shape: tuple[int, int, int], classes: int, apart: bool = False
+        self, whole: str, members: Iterable[str], *, shape: tuple[int, ...], classes: int, apart: bool = False
     ) -> None:
         self.whole = whole
         self.members = tuple(sorted({*members}))
