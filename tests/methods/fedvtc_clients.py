@@ -41,7 +41,7 @@ def client(labels: list[int], model: str = "tiny-resnet", name: str = "0", **tra
     with rng.seeded("model", model):
         split = build(ModelSpec(model), shape=IMAGE, classes=4)
     profile = Profile(
-        name, model, layout(split), layout(split.head), split.feature_dim, 4, len(labels), model, image=IMAGE
+        name, model, layout(split), layout(split.head), split.feature_dim, 4, len(labels), model, input_shape=IMAGE
     )
     return Client(
         profile,

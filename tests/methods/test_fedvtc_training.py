@@ -73,7 +73,7 @@ def test_prototypes_are_class_means_in_evaluation_mode() -> None:
     assert table.classes.tolist() == [0, 2] and table.counts is None
     at.model.eval()
     with torch.no_grad():
-        z = at.model.features(at.train.images.float() / 255)
+        z = at.model.features(at.train.inputs.float() / 255)
     assert torch.allclose(table.values[0], z[:5].mean(0), atol=1e-5)
     assert torch.allclose(table.values[1], z[5:].mean(0), atol=1e-5)
     few = Payload(FedVTC(min_class_count=6).train(client([0] * 5 + [2] * 7), Payload(sent)))
