@@ -88,7 +88,7 @@ def test_the_cache_is_used_again_and_found_through_the_environment(
 
 
 def cut_a_file(folder: Path) -> None:
-    file = folder / "train_images.npy"
+    file = folder / "train_inputs.npy"
     file.write_bytes(file.read_bytes()[:1000])
 
 
@@ -112,7 +112,7 @@ def test_a_damaged_cache_is_decoded_again(tmp_path: Path, damage: object) -> Non
     whole = load("digits", cache=tmp_path)
     images, labels = (array.copy() for array in numbers(whole))
     damage(whole.folder)
-    with pytest.raises(InputError, match="not a whole dataset folder"):
+    with pytest.raises(InputError, match="not a complete dataset folder"):
         open_cached(whole.folder)
     again = load("digits", cache=tmp_path)
     assert np.array_equal(numbers(again)[0], images) and np.array_equal(numbers(again)[1], labels)
@@ -151,18 +151,53 @@ def test_arrays_in_every_layout_are_the_same_dataset(tmp_path: Path) -> None:
     plain = from_arrays("mine", images, labels, images[:4], labels[:4], class_names=["a", "b", "c"], cache=tmp_path)
     assert (plain.classes, plain.shape, plain.class_names) == (3, (3, 6, 5), ("a", "b", "c"))
     assert plain.test is not None and len(plain.test.labels) == 4
-    for other in (
-        images.transpose(0, 2, 3, 1),
-        images / 255.0,
-        (images / 255.0).astype(np.float32),
-        images.astype(int),
-    ):
-        assert np.array_equal(numbers(from_arrays("mine", other, labels, cache=tmp_path))[0], images)
+    last = from_arrays("mine", images.transpose(0, 2, 3, 1), labels, cache=tmp_path)
+    assert np.array_equal(numbers(last)[0], images) and last.kind == "picture"
     assert np.array_equal(
         numbers(from_arrays("mine", torch.tensor(images), torch.tensor(labels), cache=tmp_path))[1], labels
     )
     grey = from_arrays("grey", images[:, 0], labels, cache=tmp_path)
     assert grey.shape == (1, 6, 5) and grey.test is None
+
+
+def test_floats_keep_every_digit(tmp_path: Path) -> None:
+    values = np.random.Generator(np.random.PCG64(3)).normal(size=(6, 3, 4, 5)).astype(np.float32)
+    data = from_arrays("mine", values, LABELS[:6], values[:2], LABELS[:2], cache=tmp_path)
+    assert (data.kind, data.shape) == ("numbers", (3, 4, 5))
+    assert np.array_equal(numbers(data)[0], values)
+    rows = from_arrays("rows", values[:, 0, 0], LABELS[:6], cache=tmp_path)
+    assert rows.shape == (5,) and np.array_equal(numbers(rows)[0], values[:, 0, 0])
+    doubles = from_arrays("doubles", values[:, 0].astype(np.float64), LABELS[:6], cache=tmp_path)
+    assert doubles.shape == (4, 5) and np.array_equal(numbers(doubles)[0], values[:, 0])
+
+
+def test_integers_are_tokens_if_there_is_a_vocabulary(tmp_path: Path) -> None:
+    tokens = np.array([[1, 2, 0], [5, 0, 0]])
+    data = from_arrays("text", tokens, [0, 1], vocabulary=6, cache=tmp_path)
+    assert (data.kind, data.vocabulary, data.shape) == ("tokens", 6, (3,))
+    assert np.array_equal(numbers(data)[0], tokens)
+    assert from_arrays("counts", tokens, [0, 1], cache=tmp_path).kind == "numbers"
+    with pytest.raises(InputError, match="tokens range from 0 to 5; expected 0 to 4"):
+        from_arrays("text", tokens, [0, 1], vocabulary=5, cache=tmp_path)
+
+
+def test_labels_may_be_text_and_columns_are_kept(tmp_path: Path) -> None:
+    values = np.zeros((4, 2), np.float32)
+    data = from_arrays(
+        "ward",
+        values,
+        ["ill", "well", "ill", "well"],
+        values[:1],
+        ["unsure"],  # a class that only the test split has
+        columns={"hospital": ["north", "south", "south", "north"]},
+        cache=tmp_path,
+    )
+    assert data.class_names == ("ill", "unsure", "well")
+    assert data.train.labels.tolist() == [0, 2, 0, 2]
+    assert data.test is not None and data.test.labels.tolist() == [1]
+    assert open_cached(data.folder).train.columns == {"hospital": ("north", "south", "south", "north")}
+    with pytest.raises(InputError, match="column 'hospital' has 1 entries for 4 samples"):
+        from_arrays("ward", values, [0, 1, 0, 1], columns={"hospital": ["north"]}, cache=tmp_path)
 
 
 def test_other_content_is_another_folder(tmp_path: Path) -> None:
@@ -182,17 +217,17 @@ IMAGES, LABELS = some_pictures()
 @pytest.mark.parametrize(
     ("arrays", "sentence"),
     [
-        ((IMAGES, LABELS[:5]), "12 images but 5 labels"),
-        ((IMAGES * 1.0, LABELS), "pixel values go from 0 to 255"),
-        ((np.full((2, 4, 4), np.nan), LABELS[:2]), "pixel values go from nan"),
-        ((IMAGES.astype(str), LABELS), "numbers are needed"),
-        ((IMAGES[:, :, :, :0], LABELS), "images have shape"),
-        ((IMAGES[0, 0], LABELS), "images have shape"),
+        ((IMAGES, LABELS[:5]), "12 samples but 5 labels"),
+        ((np.full((2, 4, 4), np.nan), LABELS[:2]), "32 values are missing or not finite"),
+        ((IMAGES.astype(str), LABELS), "expected numbers"),
+        ((IMAGES[:, :, :, :0], LABELS), "pictures have shape"),
+        ((LABELS * 1.0, LABELS), "inputs have shape"),
+        ((IMAGES, np.eye(12)), "multi-label tasks are not supported"),
         ((IMAGES, LABELS - 1), "found label -1"),
-        ((IMAGES, LABELS + 0.5), "labels have type float64"),
+        ((IMAGES, LABELS + 0.5), "regression is not supported"),
         ((IMAGES, LABELS[:, None, None]), "labels have shape"),
         ((IMAGES, LABELS, IMAGES), "go together"),
-        ((IMAGES, LABELS, IMAGES[:, :, :3], LABELS), "training images are 1x6x5 but test images 1x3x5"),
+        ((IMAGES, LABELS, IMAGES[:, :, :3], LABELS), r"training samples are 1x6x5 \(uint8\) but test samples 1x3x5"),
     ],
 )
 def test_wrong_arrays_are_refused(tmp_path: Path, arrays: tuple[np.ndarray, ...], sentence: str) -> None:
@@ -202,12 +237,12 @@ def test_wrong_arrays_are_refused(tmp_path: Path, arrays: tuple[np.ndarray, ...]
 
 
 def test_too_few_class_names_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="found label 2, but with 2 classes"):
+    with pytest.raises(InputError, match="found label 2; with 2 classes"):
         from_arrays("mine", IMAGES, LABELS, class_names=["a", "b"], cache=tmp_path)
 
 
 def test_from_torch(tmp_path: Path) -> None:
-    pairs = TensorDataset(torch.tensor(IMAGES) / 255.0, torch.tensor(LABELS))
+    pairs = TensorDataset(torch.tensor(IMAGES), torch.tensor(LABELS))
     dataset = from_torch("mine", pairs, pairs, cache=tmp_path)
     assert np.array_equal(numbers(dataset)[0], IMAGES) and np.array_equal(numbers(dataset)[1], LABELS)
     assert dataset.test is not None
@@ -238,6 +273,7 @@ def test_catalogue_says_what_is_here(tmp_path: Path) -> None:
     rows = {info.name: info for info in catalogue()}
     assert set(rows) == {
         "digits", "mnist", "fashion_mnist", "svhn", "cifar10", "cifar100", "cinic10", "tiny_imagenet", "flowers102",
+        "breast_cancer", "wine", "uci_har", "ag_news", "shakespeare",
     }  # fmt: skip
     assert rows["digits"].available()
     assert not rows["mnist"].available(tmp_path)
@@ -254,7 +290,7 @@ def test_an_unknown_dataset_is_refused_with_the_nearest_name() -> None:
 def test_a_missing_root_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"data\.root is .*none.* no such folder"):
         load("mnist", root=tmp_path / "none")
-    with pytest.raises(InputError, match=r"dataset 'mnist' was not found in data\.root .* accepted there: idx files"):
+    with pytest.raises(InputError, match=r"cannot find dataset 'mnist' in data\.root .* accepted: idx files"):
         load("mnist", root=tmp_path)
 
 

@@ -49,7 +49,11 @@ def test_idx(tmp_path: Path, zipped: bool, place: str) -> None:
     assert np.array_equal(mnist.train.inputs[:, 0].numpy(), GREY)
     assert np.array_equal(mnist.train.labels.numpy(), LABELS)
     assert mnist.test is not None and len(mnist.test.labels) == 6
-    assert (mnist.classes, mnist.shape, mnist.source) == (10, (1, 28, 28), "idx files")
+    assert (mnist.classes, mnist.shape, mnist.source) == (
+        10,
+        (1, 28, 28),
+        "idx files (20 of 60,000 training samples)",
+    )
 
 
 def test_a_changed_file_is_decoded_anew(tmp_path: Path) -> None:
@@ -67,9 +71,9 @@ def test_a_changed_file_is_decoded_anew(tmp_path: Path) -> None:
         ({"train_images": idx_bytes(GREY)[:10]}, r"has 10 bytes, but its header announces"),
         ({"train_images": idx_bytes(GREY)[:-1]}, r"has 15695 bytes, but its header announces 15696"),
         ({"train_images": idx_bytes(GREY) + b"x"}, r"has 15697 bytes"),
-        ({"train_labels": idx_bytes(LABELS[:19])}, "20 images but 19 labels"),
-        ({"train_labels": idx_bytes(LABELS + 1)}, "train-labels.* found label 10, but with 10 classes"),
-        ({"test_images": idx_bytes(GREY[:0]), "test_labels": idx_bytes(LABELS[:0])}, "found no images"),
+        ({"train_labels": idx_bytes(LABELS[:19])}, "20 samples but 19 labels"),
+        ({"train_labels": idx_bytes(LABELS + 1)}, "which has 10 classes, but the files hold 11"),
+        ({"test_images": idx_bytes(GREY[:0]), "test_labels": idx_bytes(LABELS[:0])}, "found no samples"),
     ],
 )
 def test_damaged_idx_files_are_refused(tmp_path: Path, changes: dict[str, bytes], sentence: str) -> None:
@@ -138,7 +142,7 @@ def test_parquet_in_several_files(tmp_path: Path) -> None:
     cifar = opened("cifar10", root)
     assert np.array_equal(cifar.train.inputs.numpy(), COLOUR.transpose(0, 3, 1, 2))
     assert np.array_equal(cifar.train.labels.numpy(), LABELS)
-    assert (cifar.class_names, cifar.source) == (tuple(names), "parquet")
+    assert (cifar.class_names, cifar.source) == (tuple(names), "parquet (20 of 50,000 training samples)")
     assert cifar.test is not None and len(cifar.test.labels) == 5
 
 
@@ -147,7 +151,7 @@ def test_jpeg_copies_and_grey_pictures(tmp_path: Path) -> None:
         tmp_path / "root" / "train.parquet", [encoded(COLOUR[0], "JPEG"), encoded(COLOUR[1, :, :, 0])], [0, 1]
     )
     cifar = opened("cifar10", tmp_path / "root")
-    assert cifar.source == "parquet (jpeg copies)" and cifar.test is None
+    assert cifar.source == "parquet (jpeg copies, 2 of 50,000 training samples)" and cifar.test is None
     assert np.array_equal(cifar.train.inputs[1].numpy(), np.stack([COLOUR[1, :, :, 0]] * 3))
 
 
@@ -167,7 +171,7 @@ def test_flowers_join_valid_to_train_and_are_scaled_to_64(tmp_path: Path) -> Non
     write_parquet(root / "test.parquet", [encoded(wide[:64, 48:112])], [0])
     flowers = opened("flowers102", root)
     assert flowers.train.labels.tolist() == [3, 101] and flowers.shape == (3, 64, 64)
-    assert flowers.source == "parquet (central square scaled to 64x64)"
+    assert flowers.source == "parquet (central square scaled to 64x64, 2 of 2,040 training samples)"
     assert flowers.train.inputs.min() == 200
 
 
@@ -179,20 +183,20 @@ def test_without_a_test_part_the_validation_part_tests(tmp_path: Path) -> None:
     write_parquet(tmp_path / "root" / "test.parquet", pictures_of(COLOUR[:4]), LABELS[:4])
     cinic = opened("cinic10", tmp_path / "root")
     assert cinic.test is not None and len(cinic.test.labels) == 4 and len(cinic.train.labels) == 20
-    assert cinic.source == "parquet (validation part unused)"
+    assert cinic.source == "parquet (validation split unused, 20 of 90,000 training samples)"
 
 
 @pytest.mark.parametrize(
     ("pictures", "labels", "names", "sentence"),
     [
-        (pictures_of(COLOUR[:2]), [0, 10], None, r"train\.parquet: found label 10, but with 10 classes"),
+        (pictures_of(COLOUR[:2]), [0, 10], None, "which has 10 classes, but the files hold 11"),
         (pictures_of(COLOUR[:2]), [0, -1], None, "found label -1"),
-        (pictures_of(COLOUR[:2]), [0, 2], ["a", "b"], "found label 2, but with 2 classes"),
+        (pictures_of(COLOUR[:2]), [0, 2], ["a", "b"], "found label 2; with 2 classes"),
         (
             pictures_of(COLOUR[:2]),
             [0, 1],
             [str(n) for n in range(11)],
-            "has 11 classes, but 'cifar10' has at most 10",
+            "which has 10 classes, but the files hold 11",
         ),
         (pictures_of(COLOUR[:2]), [0, None], None, "1 missing labels"),
         (pictures_of(COLOUR[:2]), ["a", "b"], None, "whole numbers are needed"),
@@ -242,7 +246,7 @@ def test_a_missing_column_is_named(tmp_path: Path) -> None:
 
 def test_a_test_part_alone_is_refused(tmp_path: Path) -> None:
     write_parquet(tmp_path / "root" / "test.parquet", pictures_of(COLOUR), LABELS)
-    with pytest.raises(InputError, match="only a test part was found"):
+    with pytest.raises(InputError, match="found only a test split"):
         opened("cifar10", tmp_path / "root")
 
 
@@ -256,7 +260,10 @@ def test_mat(tmp_path: Path) -> None:
         savemat(tmp_path / "root" / f"{word}_32x32.mat", content, do_compression=True)
     svhn = opened("svhn", tmp_path / "root")
     assert np.array_equal(svhn.train.inputs.numpy(), COLOUR.transpose(0, 3, 1, 2))
-    assert np.array_equal(svhn.train.labels.numpy(), LABELS) and svhn.source == "mat files"
+    assert (
+        np.array_equal(svhn.train.labels.numpy(), LABELS)
+        and svhn.source == "mat files (20 of 73,257 training samples)"
+    )
     file = tmp_path / "root" / "train_32x32.mat"
     for damaged in (b"", b"no mat at all", file.read_bytes()[:500]):
         file.write_bytes(damaged)
@@ -281,7 +288,7 @@ def test_image_folders(tmp_path: Path) -> None:
     assert cifar.class_names == ("cat", "dog", "train") and cifar.train.labels.tolist() == [0, 1, 2]
     assert np.array_equal(cifar.train.inputs[2].numpy(), COLOUR[0].transpose(2, 0, 1))
     assert cifar.test is not None and cifar.test.labels.tolist() == [1]
-    assert cifar.source == "image folders"
+    assert cifar.source == "image folders (3 of 100 classes, 3 of 50,000 training samples)"
     first, second = (root / "train" / name / "1.png" for name in ("cat", "dog"))
     first.rename(root / "swap.png")
     second.rename(first)
@@ -297,7 +304,9 @@ def test_numbered_folders_are_sorted_as_numbers(tmp_path: Path) -> None:
         write_picture(tmp_path / "root" / "train" / str(number) / "a.jpeg", COLOUR[number])
     flowers = opened("flowers102", tmp_path / "root")
     assert flowers.class_names == ("1", "2", "10")
-    assert flowers.source == "image folders (jpeg, central square scaled to 64x64)"
+    assert flowers.source == (
+        "image folders (jpeg, central square scaled to 64x64, 3 of 102 classes, 3 of 2,040 training samples)"
+    )
 
 
 def test_tiny_imagenet_as_published(tmp_path: Path) -> None:
@@ -311,7 +320,9 @@ def test_tiny_imagenet_as_published(tmp_path: Path) -> None:
     tiny = opened("tiny_imagenet", tmp_path / "root")
     assert tiny.train.labels.tolist() == [0, 1] and tiny.class_names == ("n01", "n02")
     assert tiny.test is not None and tiny.test.labels.tolist() == [1]
-    assert tiny.source == "image folders (jpeg, test is the validation part)"
+    assert tiny.source == (
+        "image folders (jpeg, test split is the validation split, 2 of 200 classes, 2 of 100,000 training samples)"
+    )
 
 
 def test_cifar_binary_files(tmp_path: Path) -> None:
@@ -355,11 +366,17 @@ def test_npz_in_both_layouts(tmp_path: Path) -> None:
         opened("mnist", root)
 
 
-def test_other_sizes_are_taken_and_told(tmp_path: Path) -> None:
+def test_a_known_name_must_hold_what_is_known_of_it(tmp_path: Path) -> None:
     small = GREY[:, :8, :8]
     changes = {"train_images": idx_bytes(small), "test_images": idx_bytes(small[:6])}
-    mnist = opened("mnist", write_idx(tmp_path / "root", changes))
-    assert mnist.shape == (1, 8, 8) and mnist.source == "idx files (1x8x8 instead of 1x28x28)"
+    root = write_idx(tmp_path / "root", changes)
+    with pytest.raises(InputError, match=r"is 'mnist'.* 1x28x28, but the files hold picture of shape 1x8x8"):
+        opened("mnist", root)
+    assert opened("scans", root).shape == (1, 8, 8)
+    (tmp_path / "table").mkdir()
+    (tmp_path / "table" / "train.csv").write_text("a,b,label\n1,2,0\n3,4,1\n", encoding="utf-8")
+    with pytest.raises(InputError, match="the files hold numbers of shape 2; give data of your own another name"):
+        opened("mnist", tmp_path / "table")
 
 
 def test_the_hub_path_reads_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,4 +393,7 @@ def test_the_hub_path_reads_a_repository(tmp_path: Path, monkeypatch: pytest.Mon
     known = replace(KNOWN["cifar10"], hub=str(tmp_path / "repo"))
     cifar = decode_hub(known, "nowhere", "anything")
     assert np.array_equal(cifar.train.inputs, COLOUR.transpose(0, 3, 1, 2)) and cifar.test is not None
-    assert np.array_equal(cifar.test.labels, LABELS[:4]) and cifar.source == f"hub:{known.hub}"
+    assert (
+        np.array_equal(cifar.test.labels, LABELS[:4])
+        and cifar.source == f"hub:{known.hub} (20 of 50,000 training samples)"
+    )

@@ -203,11 +203,11 @@ def test_wrong_cuts_say_what_is_wrong() -> None:
         from_module(Net(), "top.classifier", shape=SHAPE, classes=5)
     with pytest.raises(InputError, match="does more after its head"):
         from_module(Net(softmax=True), "top.classifier", shape=SHAPE, classes=10)
-    with pytest.raises(InputError, match="one flat feature for each image"):
+    with pytest.raises(InputError, match="one flat feature vector per sample"):
         from_module(Net(flat=False), "top.classifier", shape=SHAPE, classes=10)
-    with pytest.raises(InputError, match=r"Net does not take images of shape \(3, 8, 8\)"):
+    with pytest.raises(InputError, match=r"Net does not take samples of shape \(3, 8, 8\)"):
         from_module(Net(), "top.classifier", shape=(3, 8, 8), classes=10)
-    with pytest.raises(InputError, match="Pair gives a tuple, a tensor of logits is needed"):
+    with pytest.raises(InputError, match="Pair returns a tuple; return only the logits"):
         from_module(Pair(), "out", shape=SHAPE, classes=10)
 
 

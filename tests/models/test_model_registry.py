@@ -97,7 +97,7 @@ def test_a_spec_with_exits_builds_a_model_that_answers_at_them() -> None:
         ({"name": "cnn4", "feature_map": [4, 4]}, "feature_map is (4, 4)"),
         ({"name": "cnn4", "feature_map": [4, 4, 4], "feature_dim": 64}, "both set"),
         ({"name": "cnn4", "adapter": "conv_pool"}, "needs feature_map"),
-        ({"name": "cnn4", "head": "softmax"}, "Head 'softmax' is unknown"),
+        ({"name": "cnn4", "head": "softmax"}, "Unknown head 'softmax'"),
         ({"name": "cnn4", "pool_input": 0}, "pool_input is 0"),
         ({"name": "cnn4", "std": [0.0]}, "std above 0"),
     ],
@@ -108,9 +108,9 @@ def test_wrong_entries_say_what_is_wrong(entry: dict[str, Any], sentence: str) -
 
 
 def test_unknown_names_point_to_the_nearest() -> None:
-    with pytest.raises(InputError, match="Model 'resnet-18' is unknown: did you mean 'resnet18'"):
+    with pytest.raises(InputError, match="Unknown model 'resnet-18'; did you mean 'resnet18'"):
         build("resnet-18", shape=SHAPE, classes=10)
-    with pytest.raises(InputError, match="Model group 'tiny5' is unknown: did you mean 'tiny4'"):
+    with pytest.raises(InputError, match="Unknown model group 'tiny5'; did you mean 'tiny4'"):
         group("tiny5")
     with pytest.raises(InputError, match="Model 'resnett18' is unknown"):
         describe("resnett18")
@@ -119,12 +119,12 @@ def test_unknown_names_point_to_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("spec", "shape", "classes", "sentence"),
     [
-        ("cnn4", (8, 8), 10, "the image shape is (8, 8)"),
-        ("cnn4", (0, 32, 32), 10, "the image shape is (0, 32, 32)"),
-        ("cnn4", (3, 32, 32), 1, "there are 1 classes, 2 or more"),
+        ("cnn4", (8, 8), 10, "takes pictures (channels, height, width), but samples have shape (8, 8)"),
+        ("cnn4", (0, 32, 32), 10, "the shape of a sample is (0, 32, 32)"),
+        ("cnn4", (3, 32, 32), 1, "there are 1 classes; at least 2"),
         ("cnn4@half", (3, 32, 32), 10, "the width after '@' is 'half'"),
-        ("cnn4", (1, 8, 8), 10, "'cnn4' takes images of 16x16 pixels or more, found 8x8"),
-        (ModelSpec("cnn4", pool_input=8), (1, 32, 32), 10, "found 32x32 pooled to 8"),
+        ("cnn4", (1, 8, 8), 10, "'cnn4' takes pictures of 16x16 pixels or more; these have 8x8"),
+        (ModelSpec("cnn4", pool_input=8), (1, 32, 32), 10, "these have 32x32, pooled to 8"),
         (ModelSpec("cnn4", mean=(0.1, 0.2)), (3, 32, 32), 10, "2 values for mean, but images have 3 channels"),
     ],
 )
@@ -157,6 +157,9 @@ GROUPS = {
     "tiny-vits": "tiny-vit-2 tiny-vit-3 tiny-vit-4 tiny-vit-5 tiny-vit-6",
     "tiny-widths": "tiny-resnet-wide@0.25 tiny-resnet-wide@0.375 tiny-resnet-wide@0.5 tiny-resnet-wide@0.75 "
     "tiny-resnet-wide",
+    "tabular4": "tiny-table-mlp tiny-table-resnet tiny-table-wide tiny-table-transformer",
+    "series4": "tiny-series-cnn tiny-series-tcn tiny-series-gru tiny-series-transformer",
+    "text4": "tiny-text-bag tiny-text-cnn tiny-text-gru tiny-text-transformer",
     "tiny-exits": "tiny-resnet-wide@0.5:2 tiny-resnet-wide@0.75:2-4 tiny-resnet-wide:2-4-6",
 }
 
@@ -236,19 +239,19 @@ def test_a_factory_gets_only_what_it_has_parameters_for() -> None:
 
     register("curious", curious)
     assert build(ModelSpec("curious", norm="group"), shape=SHAPE, classes=3).feature_dim == 64
-    assert seen == {"shape": SHAPE, "classes": 3, "width": 1.0, "norm": "group"}
+    assert seen == {"shape": SHAPE, "classes": 3, "width": 1.0, "norm": "group", "vocabulary": None}
 
 
 @pytest.mark.usefixtures("own_models")
 def test_wrong_registrations_say_what_is_wrong() -> None:
-    with pytest.raises(InputError, match="cannot be registered as 'cnn4'"):
+    with pytest.raises(InputError, match="Cannot register a model as 'cnn4'"):
         register("cnn4", own_factory)
-    with pytest.raises(InputError, match="cannot be registered as 'own@2'"):
+    with pytest.raises(InputError, match="Cannot register a model as 'own@2'"):
         register("own@2", own_factory)
     not_callable: Any = Own(64, 10)
     register("module", lambda: not_callable)
-    with pytest.raises(InputError, match="gave a Own; needed is a SplitModel, or the name of its head"):
+    with pytest.raises(InputError, match="returned a Own; return a SplitModel, or give the name of the last layer"):
         build("module", shape=SHAPE, classes=10)
     not_callable = "own"
-    with pytest.raises(InputError, match="the factory is a str, a function is needed"):
+    with pytest.raises(InputError, match="the factory is a str; expected a function"):
         register("text", not_callable)

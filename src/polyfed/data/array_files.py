@@ -115,6 +115,9 @@ def _cifar_names(folder: Path, known: KnownDataset) -> tuple[str, ...] | None:
 
 def find_npz(folder: Path, known: KnownDataset) -> SplitFiles | None:
     """Return one file whose name begins with the dataset's name, or one file per split."""
+    exact = folder / f"{known.name}.npz"
+    if exact.is_file():
+        return {"train": [exact]}
     files = _present(folder, {"train": "train.npz", "valid": "valid.npz", "test": "test.npz"})
     single = sorted(folder.glob(f"{known.name}*.npz"))
     return files or ({"train": single[:1]} if single else None)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from polyfed.data.arrays import Decoded, Part, as_inputs, as_labels, checked_part
+from polyfed.data.arrays import Decoded, Part, as_inputs, as_labels, as_pixels, checked_part
 from polyfed.data.assemble import Splits, assemble
 from polyfed.data.catalogue import KnownDataset
 from polyfed.data.image_decoding import PictureStack
@@ -99,7 +99,9 @@ def _part(
         isinstance(features[image], dict) and "bytes" in features[image]
     )
     if not is_encoded:
-        inputs = as_inputs(np.asarray(rows.with_format("numpy")[image][:]), f"{where}, column '{image}'")
+        values, place = np.asarray(rows.with_format("numpy")[image][:]), f"{where}, column '{image}'"
+        # lists of whole numbers in a column of pictures are pixels
+        inputs = as_pixels(values, place) if values.dtype.kind in "iu" else as_inputs(values, place)
         return checked_part(inputs, labels, where)
     stack = PictureStack(
         len(rows), channels=None if known is None else known.channels, resize=None if known is None else known.resize

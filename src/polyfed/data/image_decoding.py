@@ -39,7 +39,7 @@ class PictureStack:
         if array.shape != self._pixels.shape[1:]:
             raise InputError(
                 f"{where}: the picture is {_size(array.shape)}, but the first one is "
-                f"{_size(self._pixels.shape[1:])}; all pictures need one size"
+                f"{_size(self._pixels.shape[1:])}; all pictures need one size; set data.resize to scale them"
             )
         self._pixels[self._filled] = array
         self._filled += 1
