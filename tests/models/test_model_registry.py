@@ -112,7 +112,7 @@ def test_unknown_names_point_to_the_nearest() -> None:
         build("resnet-18", shape=SHAPE, classes=10)
     with pytest.raises(InputError, match="Unknown model group 'tiny5'; did you mean 'tiny4'"):
         group("tiny5")
-    with pytest.raises(InputError, match="Model 'resnett18' is unknown"):
+    with pytest.raises(InputError, match="Unknown model 'resnett18'"):
         describe("resnett18")
 
 
