@@ -139,9 +139,8 @@ class Site:
             maker, offer = self._setup(config)
             self._check_same(folder.path / OFFER, run, maker, offer)
             if isinstance(maker, SiteFederation):
-                maker.secret = load_secret(
-                    self.folder
-                )  # otherwise the run's seed would be enough to remove the noise
+                # otherwise the run's seed would be enough to remove the noise
+                maker.secret = load_secret(self.folder)
             engine = config.engine
             host = Host(
                 maker,
