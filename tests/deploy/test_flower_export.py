@@ -95,7 +95,7 @@ def test_the_app_bundle_is_reproducible_and_holds_no_code() -> None:
 
 
 def test_an_app_is_not_written_to_a_folder_with_files(tmp_path: Path) -> None:
-    (tmp_path / "kept").write_text("")
+    (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="not empty"):
         write_app(parse(SETTING), tmp_path)
 

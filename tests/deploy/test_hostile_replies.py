@@ -127,7 +127,7 @@ BEN = Profile("ben", "tiny", (), (), 4, 3, 10)
 
 
 @pytest.mark.parametrize(
-    ("what", "seen"),
+    ("probe", "payload"),
     [
         ("features", {"vectors": torch.zeros(2, 5), "classes": torch.zeros(2, dtype=torch.int64)}),
         ("features", {"vectors": torch.zeros(300, 4), "classes": torch.zeros(300, dtype=torch.int64)}),
@@ -139,11 +139,11 @@ BEN = Profile("ben", "tiny", (), (), 4, 3, 10)
         ("signatures", {"signatures": {"features": torch.zeros(2, 3)}}),
     ],
 )
-def test_an_invalid_probe_is_refused(what: Any, seen: Any) -> None:
+def test_an_invalid_probe_is_refused(probe: Any, payload: Any) -> None:
     from polyfed.core.payload import Payload
 
     with pytest.raises(PayloadError):
-        _check_probe(Payload(seen), what, BEN, 6)
+        _check_probe(Payload(payload), probe, BEN, 6)
     assert _check_probe(Payload({"signatures": {"block 2": torch.zeros(6)}}), "signatures", BEN, 6) == 6
 
 

@@ -177,7 +177,7 @@ def test_a_server_model_needs_models_that_the_server_can_build(tmp_path: Path) -
     chosen = config(method={"name": "fedavg"}, splitting="architecture")
     offers = {name: site.offer() for name, site in two_sites(tmp_path, chosen).items()}
     plan = RemoteFederation(chosen, offers)
-    with pytest.raises(InputError, match="site west brings a model that only it can build"):
+    with pytest.raises(InputError, match="site west has a model that only it can build"):
         plan.check(plan.profiles())
 
 
@@ -188,5 +188,5 @@ def test_names_determine_the_clients_and_their_order() -> None:
         config(names=["east"])
     with pytest.raises(InputError, match="two clients have the same name"):
         config(names=["east", "east"])
-    with pytest.raises(InputError, match="not made of"):
+    with pytest.raises(InputError, match="does not consist of"):
         config(names=["east", "../west"])

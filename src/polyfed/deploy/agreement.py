@@ -10,7 +10,7 @@ from polyfed.config import Config
 from polyfed.errors import InputError
 from polyfed.federation.base import FederationBase
 
-SITES = "sites"  # value of data.dataset in a config if every site brings its own data
+SITES = "sites"  # value of data.dataset in a config if every site has its own data
 
 
 class AgreedFederation(FederationBase):
@@ -19,7 +19,7 @@ class AgreedFederation(FederationBase):
     def __init__(self, config: Config) -> None:
         self.config = config
         self.method = catalogue.make(config.method)
-        self.global_test = None  # nobody has test data for all sites
+        self.global_test = None  # no participant has test data for all sites
         self._shape, self.class_names = agreed_data(config)
 
     @property

@@ -127,7 +127,7 @@ class ProxyApp:
                 await response.aclose()
         except (httpx.HTTPError, ConnectionError, TimeoutError) as error:
             if started:
-                raise  # the server closes the connection, so that no site takes a part for the whole
+                raise  # the server closes the connection, so that no site mistakes a part for the whole
             self._notice(f"the SuperLink did not answer: {type(error).__name__}")
             await _respond(send, 502, {"code": 502, "detail": "the coordinator is not ready; try again"})
 

@@ -22,7 +22,7 @@ CUSTOM = "a-model-of-its-own"  # spec of an architecture that only its site can 
 
 
 class RemoteFederation(AgreedFederation, Plan):
-    """A plan made from the offers of all sites."""
+    """A plan built from the offers of all sites."""
 
     def __init__(self, config: Config, offers: Mapping[str, Offer]) -> None:
         super().__init__(config)
@@ -52,7 +52,7 @@ class RemoteFederation(AgreedFederation, Plan):
         """Raise `InputError` if a site has a custom model, which the server cannot build."""
         custom = next((n for n, offer in zip(self.names, self.offers, strict=True) if not offer.profile.spec), None)
         if custom is not None:
-            raise InputError(f"site {custom} brings a model that only it can build, but {reason}{advice}")
+            raise InputError(f"site {custom} has a model that only it can build, but {reason}{advice}")
 
     @property
     def source(self) -> str:

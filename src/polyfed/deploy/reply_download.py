@@ -34,7 +34,7 @@ from polyfed.deploy.flower_adapter import (
 from polyfed.errors import PayloadError
 
 MAX_PIECES = 100_000  # of one reply; a piece has up to 5 MiB
-EXPIRY_SECONDS = 900.0  # after which a reply that nobody polls for is dropped
+EXPIRY_SECONDS = 900.0  # after which a reply that is no longer polled for is dropped
 HEADER_BYTES = 1 << 20  # that a reply may have in addition to its payload
 
 

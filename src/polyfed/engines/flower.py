@@ -95,7 +95,7 @@ class FlowerEngine:
         return 0  # unknown: the memory is on the sites' machines
 
     def close(self) -> None:
-        """Do nothing. Whoever made the link closes it."""
+        """Do nothing. The caller closes the link."""
 
     def _message(self, call: Call, shared: bytes, task: Task) -> SiteMessage:
         header = {

@@ -29,7 +29,7 @@ class FederationBase(ABC):
     method: Method
     global_test: Samples | None
     multipliers: Mapping[str, float] | None = None  # noise multipliers by field, if they were calibrated elsewhere
-    secret: str = ""  # of a site that runs on its own, so that nobody else can reproduce its noise
+    secret: str = ""  # of a site that runs on its own, so that no other participant can reproduce its noise
 
     @property
     @abstractmethod
