@@ -14,7 +14,7 @@ from polyfed.cli.app import main
 from polyfed.core.method import registered
 
 # checks that need the method in an importable module, which this file is not; the battery runs them on every method
-APART = {"serial_equals_pool", "needs_hold_before_round_one", "stopped_and_resumed"}
+APART = {"serial_equals_pool", "needs_checked_before_round_one", "resumed_equals_uninterrupted"}
 
 
 @pytest.fixture(autouse=True)

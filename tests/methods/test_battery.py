@@ -1,4 +1,4 @@
-"""Every method of the catalogue passes every check; and the checks find what they are there to find."""
+"""Every method of the catalogue passes the battery, and the battery finds faulty methods."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from polyfed.core import (
 )
 from polyfed.errors import InputError
 
-# fedktl refuses to be made without a user's generator; tests/methods/test_fedktl.py runs the battery on it with one
+# fedktl needs a user's generator; tests/methods/test_fedktl_generator.py runs the battery on it with one
 METHODS = [name for name in catalogue.methods() if name != "fedktl"]
-# Fields that only say how much work is done: no check depends on them, and with the defaults they take seconds.
+# Smaller amounts of work, which no check depends on. With the defaults, a check takes seconds.
 SMALL: dict[str, dict[str, object]] = {
     "ccvr": {"virtual": 30, "epochs": 2},
     "dffke": small.DFFKE,
@@ -51,27 +51,29 @@ SMALL: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize("method", METHODS)
 def test_method_passes(method: str, check: str) -> None:
     kind, fields = catalogue.load(method), SMALL.get(method)
-    if check in kind.excused:
-        with pytest.raises(testing.Excused, match=r".{20}"):
+    if check in kind.skipped_checks:
+        with pytest.raises(testing.CheckSkipped, match=r".{20}"):
             testing.run_check(check, kind, fields)
     else:
         testing.run_check(check, kind, fields)
 
 
-def test_small_fields_are_those_of_methods_that_exist() -> None:
+def test_small_settings_are_valid() -> None:
     for name, fields in SMALL.items():
         assert catalogue.make({"name": name, **fields}) != catalogue.make({"name": name})
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_excuses_name_a_check_and_a_reason(method: str) -> None:
-    for check, reason in catalogue.load(method).excused.items():
-        assert check in testing.checks(), f"{method} is excused from '{check}', which does not exist"
-        assert len(reason) >= 20, f"{method} gives no real reason for its excuse from '{check}'"
+def test_skipped_checks_exist_and_have_a_reason(method: str) -> None:
+    for check, reason in catalogue.load(method).skipped_checks.items():
+        assert check in testing.checks(), f"{method} skips '{check}', which does not exist"
+        assert len(reason) >= 20, f"{method} gives no reason for skipping '{check}'"
 
 
-def test_nobody_is_excused_so_far() -> None:
-    assert {name: dict(catalogue.load(name).excused) for name in METHODS if catalogue.load(name).excused} == {}
+def test_no_method_skips_a_check() -> None:
+    assert {
+        name: dict(catalogue.load(name).skipped_checks) for name in METHODS if catalogue.load(name).skipped_checks
+    } == {}
 
 
 FIELDS: dict[str, list[dict[str, object]]] = {
@@ -80,22 +82,22 @@ FIELDS: dict[str, list[dict[str, object]]] = {
     "feddistill": [{"metric": "mse"}, {"leave_one_out": False}, {"collect": "online", "min_class_count": 3}],
     "fedproto": [{"weights": "counts"}, {"collect": "online", "min_class_count": 3}, {"predict_with": "head"}],
 }
-TELLING = ["order_of_clients_is_irrelevant", "little_memory_changes_nothing", "evaluation_leaves_no_trace"]
-TELLING += ["wrong_messages_refused_by_name", "client_with_one_sample", "failing_clients_survived"]
+SENSITIVE_CHECKS = ["independent_of_client_order", "independent_of_memory_budget", "evaluation_leaves_no_trace"]
+SENSITIVE_CHECKS += ["invalid_messages_refused", "client_with_one_sample", "failing_clients_tolerated"]
 
 
-@pytest.mark.parametrize("check", TELLING)
-@pytest.mark.parametrize(("method", "fields"), [(name, f) for name, several in FIELDS.items() for f in several])
-def test_options_pass_too(method: str, fields: dict[str, object], check: str) -> None:
+@pytest.mark.parametrize("check", SENSITIVE_CHECKS)
+@pytest.mark.parametrize(("method", "fields"), [(name, f) for name, variants in FIELDS.items() for f in variants])
+def test_options_pass(method: str, fields: dict[str, object], check: str) -> None:
     testing.run_check(check, catalogue.load(method), fields)
 
 
 def code_lines(source: str) -> int:
-    """Lines without blanks, comments and docstrings."""
-    quiet = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    """Count lines without blank lines, comments and docstrings."""
+    ignored = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
     lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type not in quiet:
+        if token.type not in ignored:
             lines.update(range(token.start[0], token.end[0] + 1))
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
@@ -103,7 +105,7 @@ def code_lines(source: str) -> int:
     return len(lines)
 
 
-def test_code_lines_are_counted_as_meant() -> None:
+def test_code_lines() -> None:
     assert (
         code_lines(
             '"""A module."""\n\n# why\nx = 1  # what\ny = (\n    2\n)\ndef f():\n    """It."""\n    return 3\n'
@@ -124,12 +126,12 @@ def test_the_main_file_of_a_method_is_short(path: Path) -> None:
     assert code_lines(path.read_text()) < (80 if path.stem in PLAIN else 200)
 
 
-# The checks have teeth: each method below is wrong in one way, and the named check finds it.
+# Each method below is faulty in one way, and the named check must find it.
 
 
 @dataclass(frozen=True)
 class Sound(Method):
-    """Sends the mean of the head's bias; right in every way."""
+    """Sends the bias of the head. It is correct."""
 
     strength: float = 1.0
 
@@ -140,8 +142,8 @@ class Sound(Method):
         server.state["sum"] = torch.zeros(4)
 
     def round(self, server: Server, cohort: Cohort) -> None:
-        got = cohort.call(self.train, shared={"sum": server.state["sum"]})
-        server.state["sum"] = torch.stack([reply.tensor("bias") for reply in got.values()]).sum(0)
+        replies = cohort.call(self.train, shared={"sum": server.state["sum"]})
+        server.state["sum"] = torch.stack([reply.tensor("bias") for reply in replies.values()]).sum(0)
 
     @step(down={"sum": TensorField((4,))}, up={"bias": TensorField((4,))})
     def train(self, client: Client, msg: Payload) -> Reply:
@@ -154,7 +156,7 @@ class Sound(Method):
 
 register("toy-sound")(Sound)
 
-CALLS: list[str] = []  # hidden state, as a careless author might have it
+CALLS: list[str] = []  # hidden state
 
 
 class ChangesMessage(Sound):
@@ -181,20 +183,20 @@ class UsesGlobalPython(Sound):
         return super().bias(client) + random.random()
 
 
-class HasNoSeed(Sound):
+class UsesUnseededGenerator(Sound):
     def bias(self, client: Client) -> torch.Tensor:
         return super().bias(client) + float(np.random.default_rng().random())
 
 
-class Freezes(Sound):
-    """Switches gradients off the first time, which a rebuilt client does not remember."""
+class FreezesParameters(Sound):
+    """FreezesParameters parameters, which a rebuilt client does not restore."""
 
     def bias(self, client: Client) -> torch.Tensor:
         client.model.backbone.requires_grad_(False)
         return super().bias(client)
 
 
-class LearnsWhileTested(Sound):
+class ChangesModelInPredict(Sound):
     def predict(self, client: Client, x: torch.Tensor) -> torch.Tensor:
         client.model.head.get_parameter("bias").data.add_(0.5)
         return super().predict(client, x)
@@ -212,11 +214,11 @@ class SendsGraph(Sound):
         return client.model.head.get_parameter("bias")
 
 
-class KeepsQuiet(Sound):
+class OmitsUpload(Sound):
     sends = Sends(down="the sum of all")
 
 
-class Boasts(Sound):
+class OverstatesMessages(Sound):
     sends = Sends(up="mean bias of the head", down="the sum of all")
 
     def round(self, server: Server, cohort: Cohort) -> None:
@@ -228,7 +230,7 @@ class Boasts(Sound):
 
 
 class NeedsMore(Sound):
-    """Says that any head will do, and then stacks them."""
+    """Declares no requirement on heads, but needs equal ones."""
 
     needs = Needs()
 
@@ -239,34 +241,34 @@ class NeedsMore(Sound):
         return super().train(client, msg)
 
     def round(self, server: Server, cohort: Cohort) -> None:
-        got = cohort.call(self.train, shared={"sum": server.state["sum"]})
-        if len(got) < len(cohort):
+        replies = cohort.call(self.train, shared={"sum": server.state["sum"]})
+        if len(replies) < len(cohort):
             raise InputError("a client is missing")
         super().round(server, cohort)
 
 
-class WantsAll(Sound):
+class RequiresAllReplies(Sound):
     def round(self, server: Server, cohort: Cohort) -> None:
-        got = cohort.call(self.train, shared={"sum": server.state["sum"]})
-        server.state["sum"] = torch.stack([got[name].tensor("bias") for name in cohort.ids]).sum(0)
+        replies = cohort.call(self.train, shared={"sum": server.state["sum"]})
+        server.state["sum"] = torch.stack([replies[name].tensor("bias") for name in cohort.ids]).sum(0)
 
 
-class WantsTwoClasses(Sound):
+class RequiresTwoClasses(Sound):
     def bias(self, client: Client) -> torch.Tensor:
         if len(set(client.train.labels.tolist())) < 2:
             raise ValueError("one class only")
         return super().bias(client)
 
 
-class WantsTwoSamples(Sound):
+class RequiresTwoSamples(Sound):
     def bias(self, client: Client) -> torch.Tensor:
         if len(client.train) < 2:
             raise ValueError("one sample only")
         return super().bias(client)
 
 
-class TrainsByItself(Sound):
-    """A loop of its own, which gives BatchNorm a batch of one."""
+class UsesOwnTrainingLoop(Sound):
+    """Uses its own training loop, with a BatchNorm batch of one sample."""
 
     def bias(self, client: Client) -> torch.Tensor:
         client.model.train()
@@ -275,15 +277,15 @@ class TrainsByItself(Sound):
         return super().bias(client)
 
 
-class WantsCompany(Sound):
+class RequiresTwoClients(Sound):
     def round(self, server: Server, cohort: Cohort) -> None:
         if len(cohort) < 2:
             raise InputError("two clients are needed")
         super().round(server, cohort)
 
 
-class TouchesEveryone(Sound):
-    """Trains clients whose turn it is not."""
+class TrainsUnselectedClients(Sound):
+    """Trains clients that are not selected."""
 
     def round(self, server: Server, cohort: Cohort) -> None:
         super().round(server, cohort)
@@ -296,69 +298,69 @@ class Tuples(Sound):
     widths: tuple[int, ...] = (1, 2)
 
 
-for wrong in Sound.__subclasses__():
-    register(f"toy-{wrong.__name__.lower()}")(dataclass(frozen=True)(wrong))
+for faulty in Sound.__subclasses__():
+    register(f"toy-{faulty.__name__.lower()}")(dataclass(frozen=True)(faulty))
 
 
-TEETH: list[tuple[type[Method], str]] = [
+FAULTY_METHODS: list[tuple[type[Method], str]] = [
     (ChangesMessage, "inputs_not_modified"),
-    (ChangesMessage, "order_of_clients_is_irrelevant"),
-    (CountsCalls, "order_of_clients_is_irrelevant"),
+    (ChangesMessage, "independent_of_client_order"),
+    (CountsCalls, "independent_of_client_order"),
     (CountsCalls, "serial_equals_pool"),
-    (CountsCalls, "stopped_and_resumed"),
+    (CountsCalls, "resumed_equals_uninterrupted"),
     (UsesGlobalNumpy, "global_random_state_untouched"),
     (UsesGlobalPython, "global_random_state_untouched"),
-    (HasNoSeed, "global_random_state_untouched"),
-    (Freezes, "little_memory_changes_nothing"),
-    (LearnsWhileTested, "evaluation_leaves_no_trace"),
+    (UsesUnseededGenerator, "global_random_state_untouched"),
+    (FreezesParameters, "independent_of_memory_budget"),
+    (ChangesModelInPredict, "evaluation_leaves_no_trace"),
     (SendsList, "only_tensors_and_scalars"),
     (SendsGraph, "only_tensors_and_scalars"),
-    (KeepsQuiet, "sends_says_what_flows"),
-    (Boasts, "sends_says_what_flows"),
-    (NeedsMore, "needs_hold_before_round_one"),
-    (WantsAll, "failing_clients_survived"),
-    (WantsAll, "client_that_always_fails_stays_as_it_was"),
-    (WantsTwoClasses, "client_with_one_class"),
-    (WantsTwoSamples, "client_with_one_sample"),
-    (TrainsByItself, "odd_last_batch"),
-    (WantsCompany, "one_client"),
-    (TouchesEveryone, "partial_participation"),
+    (OmitsUpload, "sends_matches_messages"),
+    (OverstatesMessages, "sends_matches_messages"),
+    (NeedsMore, "needs_checked_before_round_one"),
+    (RequiresAllReplies, "failing_clients_tolerated"),
+    (RequiresAllReplies, "failing_client_keeps_its_state"),
+    (RequiresTwoClasses, "client_with_one_class"),
+    (RequiresTwoSamples, "client_with_one_sample"),
+    (UsesOwnTrainingLoop, "odd_last_batch"),
+    (RequiresTwoClients, "one_client"),
+    (TrainsUnselectedClients, "partial_participation"),
     (Tuples, "frozen_dataclass_of_json_fields"),
 ]
 
 
-@pytest.mark.parametrize(("method", "check"), TEETH, ids=lambda value: getattr(value, "__name__", value))
-def test_a_wrong_method_is_found(method: type[Method], check: str) -> None:
+@pytest.mark.parametrize(("method", "check"), FAULTY_METHODS, ids=lambda value: getattr(value, "__name__", value))
+def test_a_faulty_method_fails(method: type[Method], check: str) -> None:
     with pytest.raises(AssertionError):
         testing.run_check(check, method)
 
 
-@pytest.mark.parametrize("check", sorted({check for _, check in TEETH}))
-def test_what_finds_the_wrong_passes_the_sound(check: str) -> None:
+@pytest.mark.parametrize("check", sorted({check for _, check in FAULTY_METHODS}))
+def test_a_sound_method_passes(check: str) -> None:
     testing.run_check(check, Sound)
 
 
-class Excused(Sound):
-    excused = {"one_client": "it is about what clients have in common"}  # noqa: RUF012
+class SkipsOneClient(Sound):
+    skipped_checks = {"one_client": "it is about what clients have in common"}  # noqa: RUF012
 
 
-register("toy-excused")(dataclass(frozen=True)(Excused))
+register("toy-skips")(dataclass(frozen=True)(SkipsOneClient))
 
 
-def test_an_excuse_is_told_and_covers_one_check_only() -> None:
-    with pytest.raises(testing.Excused, match="in common"):
-        testing.run_check("one_client", Excused)
-    testing.run_check("client_with_one_class", Excused)
+def test_a_skipped_check_raises_its_reason() -> None:
+    with pytest.raises(testing.CheckSkipped, match="in common"):
+        testing.run_check("one_client", SkipsOneClient)
+    testing.run_check("client_with_one_class", SkipsOneClient)
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (lambda: testing.run_check("one_clint", Sound), "did you mean 'one_client'"),
         (lambda: testing.run_check("one_client", Method), "no name"),
         (lambda: testing.run_check("one_client", int), "not a method"),  # type: ignore[arg-type]
     ],
 )
-def test_wrong_use_is_one_sentence(call: Callable[[], None], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_invalid_arguments_are_refused(call: Callable[[], None], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         call()

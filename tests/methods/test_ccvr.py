@@ -284,6 +284,6 @@ OPTIONS: list[dict[str, Any]] = [{"pool": "architecture"}, {"diagonal": True, "m
 
 
 @pytest.mark.parametrize("fields", OPTIONS)
-@pytest.mark.parametrize("check", ["client_with_one_sample", "failing_clients_survived"])
+@pytest.mark.parametrize("check", ["client_with_one_sample", "failing_clients_tolerated"])
 def test_options_pass_the_battery(fields: dict[str, Any], check: str) -> None:
     testing.run_check(check, CCVR, fields | FAST)

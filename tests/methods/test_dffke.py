@@ -219,7 +219,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("fields", OPTIONS, ids=["buffer", "public"])
-@pytest.mark.parametrize("check", ["stopped_and_resumed", "failing_clients_survived"])
+@pytest.mark.parametrize("check", ["resumed_equals_uninterrupted", "failing_clients_tolerated"])
 def test_options_pass_the_battery(check: str, fields: dict[str, Any]) -> None:
     testing.run_check(check, DFFKE, {**SMALL, **fields})
 

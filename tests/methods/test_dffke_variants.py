@@ -28,7 +28,7 @@ from polyfed.testing.toy_federation import CLASS_COUNTS, CLASSES
 VARIANTS = [DockingNoise, ReverseKL, EmbeddingLoss, Discrepancy, WarmDecoder, LazyReplay]
 
 
-@pytest.mark.parametrize("check", ["stopped_and_resumed", "failing_clients_survived"])
+@pytest.mark.parametrize("check", ["resumed_equals_uninterrupted", "failing_clients_tolerated"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variants_pass_the_battery(variant: Any, check: str) -> None:
     testing.run_check(check, variant, SMALL)

@@ -286,7 +286,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"layer_types": "depthwise,conv", "global_model": "tiny-mobile", "candidate_scope": "mapped_only", "k": 3},
     {"entropy": "collision", "server_steps": 3, "pseudo_batch": 8},
 ]
-CHECKS = ["order_of_clients_is_irrelevant", "wrong_messages_refused_by_name", "failing_clients_survived"]
+CHECKS = ["independent_of_client_order", "invalid_messages_refused", "failing_clients_tolerated"]
 
 
 @pytest.mark.parametrize("fields", SETTINGS, ids=lambda fields: "-".join(fields))

@@ -288,7 +288,7 @@ def test_what_makes_no_sense_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "check", ["order_of_clients_is_irrelevant", "client_with_one_sample", "failing_clients_survived"]
+    "check", ["independent_of_client_order", "client_with_one_sample", "failing_clients_tolerated"]
 )
 def test_options_pass_too(check: str) -> None:
     testing.run_check(check, FedGen, {"weights": "uniform", "labels_of": "participants", **SMALL})

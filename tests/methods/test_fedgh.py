@@ -193,7 +193,7 @@ def test_a_server_that_learns_nothing_is_refused_unless_it_is_meant(field: str) 
 
 
 @pytest.mark.parametrize(
-    "check", ["order_of_clients_is_irrelevant", "client_with_one_class", "failing_clients_survived"]
+    "check", ["independent_of_client_order", "client_with_one_class", "failing_clients_tolerated"]
 )
 def test_the_masked_variant_passes_too(check: str) -> None:
     testing.run_check(check, FedGH, {"mask_missing": True, "min_class_count": 3, "server_epochs": 3})

@@ -181,8 +181,8 @@ def test_the_events_name_the_generator(tmp_path: Path, name: str) -> None:
 
 # the battery
 
-CHECKS = ["frozen_dataclass_of_json_fields", "sends_says_what_flows", "wrong_messages_refused_by_name"]
-CHECKS += ["global_random_state_untouched", "client_with_one_sample", "one_client", "failing_clients_survived"]
+CHECKS = ["frozen_dataclass_of_json_fields", "sends_matches_messages", "invalid_messages_refused"]
+CHECKS += ["global_random_state_untouched", "client_with_one_sample", "one_client", "failing_clients_tolerated"]
 
 
 @pytest.mark.parametrize("check", [*CHECKS, "serial_equals_pool"])
@@ -191,6 +191,6 @@ def test_fedktl_passes_the_battery_with_a_generator(tmp_path: Path, check: str) 
 
 
 @pytest.mark.parametrize("fields", [{"generator": "texture"}, {"persist_projection": True, "min_class_count": 3}])
-@pytest.mark.parametrize("check", ["little_memory_changes_nothing", "client_with_one_sample"])
+@pytest.mark.parametrize("check", ["independent_of_memory_budget", "client_with_one_sample"])
 def test_options_of_fedktl_lite_pass_the_battery(fields: dict[str, Any], check: str) -> None:
     testing.run_check(check, FedKTLLite, fields | FAST)

@@ -311,7 +311,7 @@ def test_a_run_records_and_saves_the_vectors() -> None:
     assert saved["vectors"].shape == (4, 4) and saved["classes"].tolist() == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("check", ["stopped_and_resumed", "order_of_clients_is_irrelevant"])
+@pytest.mark.parametrize("check", ["resumed_equals_uninterrupted", "independent_of_client_order"])
 def test_guided_features_pass_the_battery(check: str) -> None:
     testing.run_check(check, FedL2G, {"space": "feature", "mask_unlearned": True, "study_batches": 2})
 

@@ -251,7 +251,7 @@ def test_a_weight_of_zero_is_refused_unless_it_is_meant(field: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "check", ["order_of_clients_is_irrelevant", "client_with_one_sample", "evaluation_leaves_no_trace"]
+    "check", ["independent_of_client_order", "client_with_one_sample", "evaluation_leaves_no_trace"]
 )
 def test_options_pass_too(check: str) -> None:
     fields = {"margin": "pair-max", "stale_prototypes": True, "min_class_count": 3, "server_epochs": 5}

@@ -358,6 +358,6 @@ OPTIONS: list[dict[str, Any]] = [{"calibration_minimum": 1}, {"auxiliary": "tiny
 
 
 @pytest.mark.parametrize("fields", OPTIONS)
-@pytest.mark.parametrize("check", ["little_memory_changes_nothing", "client_with_one_sample", "odd_last_batch"])
+@pytest.mark.parametrize("check", ["independent_of_memory_budget", "client_with_one_sample", "odd_last_batch"])
 def test_options_pass_the_battery(fields: dict[str, Any], check: str) -> None:
     testing.run_check(check, FedType, fields)

@@ -116,7 +116,7 @@ def test_decoders_of_another_shape_are_rejected() -> None:
     ],
 )
 @pytest.mark.parametrize(
-    "check", ["order_of_clients_is_irrelevant", "client_with_one_sample", "little_memory_changes_nothing"]
+    "check", ["independent_of_client_order", "client_with_one_sample", "independent_of_memory_budget"]
 )
 def test_options_pass_the_battery(fields: dict[str, Any], check: str) -> None:
     testing.run_check(check, FedVTC, {**FAST, **fields})

@@ -203,7 +203,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("check", ["little_memory_changes_nothing", "client_with_one_sample"])
+@pytest.mark.parametrize("check", ["independent_of_memory_budget", "client_with_one_sample"])
 @pytest.mark.parametrize("fields", OPTIONS)
 def test_options_pass_the_battery(fields: dict[str, Any], check: str) -> None:
     testing.run_check(check, FML, fields)

@@ -230,6 +230,6 @@ def test_wrong_fields_are_refused(fields: dict[str, float], said: str) -> None:
         catalogue.make({"name": "pfedafm", **fields})
 
 
-@pytest.mark.parametrize("check", ["little_memory_changes_nothing", "client_with_one_sample"])
+@pytest.mark.parametrize("check", ["independent_of_memory_budget", "client_with_one_sample"])
 def test_options_pass_the_battery(check: str) -> None:
     testing.run_check(check, PFedAFM, {"buffers": "local", "weights": "uniform", "alpha_start": 0.5})

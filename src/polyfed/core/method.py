@@ -44,7 +44,7 @@ class Method:
     needs: ClassVar[Needs] = Needs()
     sends: ClassVar[Sends] = Sends()
     one_model: ClassVar[bool] = False  # uses core.one_model, so sub-models and server filters work with it
-    excused: ClassVar[Mapping[str, str]] = {}  # checks of polyfed.testing that do not apply, each with a reason
+    skipped_checks: ClassVar[Mapping[str, str]] = {}  # checks of polyfed.testing to skip, each with a reason
     battery_models: ClassVar[tuple[str, ...]] = ()  # models that polyfed.testing uses, if the default ones do not fit
 
     def __post_init__(self) -> None:

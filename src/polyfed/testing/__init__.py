@@ -1,4 +1,4 @@
-"""The battery that every method passes; run it on a method of your own.
+"""Checks that every method passes. Run them on a method of your own:
 
     from polyfed import testing
 
@@ -6,9 +6,12 @@
     def test_my_method(name):
         testing.run_check(name, MyMethod)
 
-A method is excused from a check by name and with a reason: `excused = {"one_client": "why"}` in its class.
+A method can skip a check that does not apply, with a reason: `skipped_checks = {"one_client": "why"}` in its class.
+
+`battery` lists the checks, which are in `*_checks`. They use toy federations, engine wrappers and the round loop of
+real runs (`rounds`).
 """
 
-from polyfed.testing.battery import Excused, checks, run_check
+from polyfed.testing.battery import CheckSkipped, checks, run_check
 
-__all__ = ["checks", "run_check", "Excused"]
+__all__ = ["checks", "run_check", "CheckSkipped"]

@@ -1,4 +1,4 @@
-"""The list of checks, and how one is run on a method."""
+"""The battery: all checks, and how to run one on a method."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ _CHECKS: dict[str, Check] = {}
 _MODULES = ("declaration_checks", "repeatability_checks", "message_checks", "population_checks")
 
 
-class Excused(Exception):  # noqa: N818  (it is not an error: the method said so, with a reason)
-    """The method is excused from this check; the message is its reason."""
+class CheckSkipped(Exception):  # noqa: N818  (not an error: the method declares it, with a reason)
+    """The method skips this check. The message is its reason."""
 
 
 def check(function: Check) -> Check:
-    """Put a function into the battery under its own name."""
+    """Add a function to the battery under its own name."""
     _CHECKS[function.__name__] = function
     return function
 
 
 def checks() -> list[str]:
-    """The names of all checks, in reading order."""
+    """Return the names of all checks."""
     for module in _MODULES:
         importlib.import_module(f"polyfed.testing.{module}")
     return list(_CHECKS)
 
 
 def run_check(name: str, method: type[Method], fields: Mapping[str, Any] | None = None) -> None:
-    """Run one check on a method; raises AssertionError with a sentence about what went wrong, or Excused."""
+    """Run one check on a method. Raise AssertionError if it fails, or CheckSkipped if the method skips it."""
     if name not in checks():
         raise InputError(f"there is no check called '{name}'; {nearest(name, _CHECKS)}")
     if not (isinstance(method, type) and issubclass(method, Method) and dataclasses.is_dataclass(method)):
         raise InputError(f"{method!r} is not a method: a dataclass that derives from polyfed.core.Method is needed")
     if not method.name:
         raise InputError(f'{method.__qualname__} has no name; put @register("name") above its class')
-    if name in method.excused:
-        raise Excused(method.excused[name])
+    if name in method.skipped_checks:
+        raise CheckSkipped(method.skipped_checks[name])
     with ToyFederation(method, dict(fields or {})) as toy:
         try:
             _CHECKS[name](toy)

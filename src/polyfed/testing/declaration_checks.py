@@ -1,4 +1,4 @@
-"""What a method says about itself is true: its fields, its needs, what it sends."""
+"""Checks of a method's declarations: its fields, requirements (`needs`) and messages (`sends`)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from polyfed.errors import InputError
 from polyfed.testing.battery import check
 from polyfed.testing.toy_federation import CLASS_COUNTS, ToyFederation
 
-# Two models that differ in exactly what each need is about.
-UNLIKE: dict[str, list[Any]] = {
+# For each requirement, two models that violate exactly this one.
+VIOLATIONS: dict[str, list[Any]] = {
     "same_architecture": ["tiny-cnn", "tiny-mlp"],
     "same_head": ["tiny-cnn", {"name": "tiny-cnn", "head": "relu-16"}],
     "same_features": ["tiny-cnn", {"name": "tiny-cnn", "feature_dim": 32}],
@@ -22,43 +22,43 @@ UNLIKE: dict[str, list[Any]] = {
 
 @check
 def frozen_dataclass_of_json_fields(toy: ToyFederation) -> None:
-    """A method has no place for state: it is frozen, and its fields are JSON values with defaults."""
+    """A method cannot hold state: it is frozen, and its fields are JSON values with defaults."""
     parameters = getattr(toy.method, "__dataclass_params__", None)
     assert getattr(parameters, "frozen", False), (
-        f"{toy.method.__name__} is not a frozen dataclass, so it could hide state"
+        f"{toy.method.__name__} is not a frozen dataclass, so it could hold state"
     )
     for field in dataclasses.fields(toy.method):
         assert field.default is not dataclasses.MISSING, f"the field '{field.name}' has no plain default"
-    given = dataclasses.asdict(toy.method(**toy.fields))
+    fields = dataclasses.asdict(toy.method(**toy.fields))
     try:
-        back = json.loads(json.dumps(given))
+        decoded = json.loads(json.dumps(fields))
     except (TypeError, ValueError) as error:
         raise AssertionError(f"the fields are not JSON values: {error}") from None
-    assert back == given, "a field changes on its way through JSON (use lists instead of tuples)"
-    held = {name for name in vars(toy.method(**toy.fields)) if name not in given}
-    assert not held, f"the method keeps '{sorted(held)[0]}', which is not one of its fields"
+    assert decoded == fields, "a field changes if it is encoded as JSON (use lists instead of tuples)"
+    extra = {name for name in vars(toy.method(**toy.fields)) if name not in fields}
+    assert not extra, f"the method has the attribute '{sorted(extra)[0]}', which is not one of its fields"
 
 
 @check
-def models_that_are_no_slices_are_refused(toy: ToyFederation) -> None:
-    """Where clients must hold slices of one server model, others are refused before anything is written."""
+def non_slices_refused(toy: ToyFederation) -> None:
+    """A method for slices of one server model refuses other models before anything is written."""
     folder = toy.new_folder()
     if not toy.method.needs.sub_models:
         return
     try:
         toy.experiment(toy.settings(CLASS_COUNTS[:2], models={"group": ["tiny-cnn", "tiny-mlp"]}, rounds=1), folder)
     except InputError as refusal:
-        said = str(refusal)
-        assert "is no sub-model of" in said, f"the refusal does not say what is wrong: {said}"
+        message = str(refusal)
+        assert "is no sub-model of" in message, f"the error does not say what is wrong: {message}"
     else:
-        raise AssertionError("clients whose models are no slices of one were accepted")
-    assert not folder.exists(), "the models were refused after the run folder had been made"
+        raise AssertionError("models that are not slices of one model were accepted")
+    assert not folder.exists(), "the run folder was created before the models were refused"
 
 
 @check
-def needs_hold_before_round_one(toy: ToyFederation) -> None:
-    """A need that is broken is refused before anything is written; without the need the combination runs."""
-    for need, models in UNLIKE.items():
+def needs_checked_before_round_one(toy: ToyFederation) -> None:
+    """A violated requirement is refused before anything is written. Without the requirement, the models work."""
+    for requirement, models in VIOLATIONS.items():
         settings = toy.settings(CLASS_COUNTS[:2], models={"group": models}, rounds=1)
         roster = toy.federation(toy.config(CLASS_COUNTS[:2], models={"group": models})).profiles()
         if needs_room.violated(toy.method.needs, roster) is None:
@@ -69,30 +69,32 @@ def needs_hold_before_round_one(toy: ToyFederation) -> None:
         try:
             toy.experiment(settings, folder)
         except InputError as refusal:
-            said = str(refusal)
-            assert "client 0" in said and "client 1" in said, f"the refusal names no two clients: {said}"
+            message = str(refusal)
+            assert "client 0" in message and "client 1" in message, f"the error does not name two clients: {message}"
         else:
-            raise AssertionError(f"clients that break the need '{need}' were accepted")
-        assert not folder.exists(), f"the need '{need}' was refused after the run folder had been made"
+            raise AssertionError(f"clients that violate the requirement '{requirement}' were accepted")
+        assert not folder.exists(), f"the run folder was created before the requirement '{requirement}' was checked"
 
 
 @check
-def one_label_space_where_needed(toy: ToyFederation) -> None:
-    """Clients with different numbers of classes are refused by methods that need one label space."""
+def same_classes_checked(toy: ToyFederation) -> None:
+    """A method that requires one label space refuses clients with different numbers of classes."""
     first, second, *_ = toy.federation(toy.config()).profiles()
     roster = [first, dataclasses.replace(second, classes=second.classes + 1)]
     only = needs_room.Needs(same_classes=toy.method.needs.same_classes)
     refused = needs_room.violated(only, roster) is not None
-    assert refused == toy.method.needs.same_classes, "the need of one label space is not what the method declares"
+    assert refused == toy.method.needs.same_classes, (
+        "the check does not match the method's declaration of `same_classes`"
+    )
 
 
 @check
-def sends_says_what_flows(toy: ToyFederation) -> None:
-    """`sends` says something exactly for the directions in which fields travel."""
+def sends_matches_messages(toy: ToyFederation) -> None:
+    """`sends` describes exactly the directions in which the method sends fields."""
     reference = toy.reference()
-    for way, seen in (("up", reference.up), ("down", reference.down)):
-        fields = {name for message in seen for frame in message.frames for name in read_header(frame).sizes()}
-        words = getattr(toy.method.sends, way)
-        assert bool(fields) == (words != "nothing"), (
-            f"sends.{way} says '{words}', but what travels {way} is {', '.join(sorted(fields)) or 'nothing'}"
+    for direction, messages in (("up", reference.up), ("down", reference.down)):
+        fields = {name for message in messages for frame in message.frames for name in read_header(frame).sizes()}
+        declared = getattr(toy.method.sends, direction)
+        assert bool(fields) == (declared != "nothing"), (
+            f"sends.{direction} is '{declared}', but the fields sent are {', '.join(sorted(fields)) or 'nothing'}"
         )

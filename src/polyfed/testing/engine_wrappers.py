@@ -1,4 +1,4 @@
-"""Engines that stand around another one: they look at what passes, change the order of work, or break things."""
+"""Engine wrappers for tests: they record messages, change the order of clients or inject faults."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from polyfed.core.step import Messages, Reply
 
 @dataclass
 class EngineWrapper:
-    """Passes everything on. Made first, then put around an engine by calling it."""
+    """Base of wrappers. It forwards every call. Create a wrapper, then call it with the engine to wrap."""
 
     inner: Engine = field(init=False)
     concurrent = False
@@ -43,7 +43,7 @@ class EngineWrapper:
 
 
 class ReversedEngine(EngineWrapper):
-    """Serves the last client first; answers come in the order of the tasks all the same."""
+    """Runs the last client first. Answers are still in task order."""
 
     def call(self, call: Call, shared: bytes, tasks: Sequence[Task]) -> Iterator[Answer]:
         answers = list(self.inner.call(call, shared, list(reversed(tasks))))
@@ -52,7 +52,7 @@ class ReversedEngine(EngineWrapper):
 
 @dataclass(frozen=True)
 class RecordedMessage:
-    """One message as it passed: of which steps, to or from which client."""
+    """One recorded message, with its steps and client."""
 
     steps: tuple[str, ...]
     client: str
@@ -61,7 +61,7 @@ class RecordedMessage:
 
 @dataclass
 class RecordingEngine(EngineWrapper):
-    """Keeps every message of every step, in both directions. Evaluations are not the method's traffic."""
+    """Records every message of every step in both directions, but not those of evaluations."""
 
     down: list[RecordedMessage] = field(default_factory=list)
     up: list[RecordedMessage] = field(default_factory=list)
@@ -78,23 +78,23 @@ class RecordingEngine(EngineWrapper):
 
 @dataclass
 class FaultyEngine(EngineWrapper):
-    """Spoils the answers of some clients in every call, each time in another fault, and remembers whose."""
+    """Injects a fault into the answers of some clients in every call, taking the `FAULTS` in turn."""
 
     fraction: float = 0.3
     failing_clients: Callable[[Call, Sequence[Task]], Sequence[str]] | None = None
-    injected: list[tuple[int, str, str]] = field(default_factory=list)  # call, client, fault
+    injected: list[tuple[int, str, str]] = field(default_factory=list)  # (call, client, fault)
 
     def call(self, call: Call, shared: bytes, tasks: Sequence[Task]) -> Iterator[Answer]:
-        chosen = self._chosen(call, tasks) if call.steps else ()
+        failing = self._failing(call, tasks) if call.steps else ()
         for answer in self.inner.call(call, shared, tasks):
-            if answer.client not in chosen:
+            if answer.client not in failing:
                 yield answer
                 continue
             fault = list(FAULTS)[len(self.injected) % len(FAULTS)]
             self.injected.append((call.number, answer.client, fault))
             yield FAULTS[fault](answer)
 
-    def _chosen(self, call: Call, tasks: Sequence[Task]) -> Sequence[str]:
+    def _failing(self, call: Call, tasks: Sequence[Task]) -> Sequence[str]:
         if self.failing_clients is not None:
             return self.failing_clients(call, tasks)
         count = max(1, round(self.fraction * len(tasks)))
@@ -117,15 +117,15 @@ def _damaged(answer: Answer) -> Answer:
 
 
 def _not_finite(answer: Answer) -> Answer:
-    """NaN in every number of the reply; a reply without tensors gets one that nobody declared."""
-    touched: list[Tensor] = []
+    """Replace all numbers of a reply by NaN. Add an undeclared tensor to a reply without tensors."""
+    replaced: list[Tensor] = []
 
-    def spoil(tensor: Tensor) -> Tensor:
-        touched.append(tensor)
+    def to_nan(tensor: Tensor) -> Tensor:
+        replaced.append(tensor)
         return torch.full_like(tensor, torch.nan) if tensor.is_floating_point() else tensor
 
-    spoiled = each_tensor(dict(decode(answer.frame)), spoil)
-    return replace(answer, frame=encode({**spoiled, **({} if touched else {"stray": torch.zeros(1)})}).data)
+    changed = each_tensor(dict(decode(answer.frame)), to_nan)
+    return replace(answer, frame=encode({**changed, **({} if replaced else {"stray": torch.zeros(1)})}).data)
 
 
 FAULTS: dict[str, Callable[[Answer], Answer]] = {
@@ -137,7 +137,7 @@ FAULTS: dict[str, Callable[[Answer], Answer]] = {
 
 
 def each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A copy of a payload in which every tensor (the rows of a table too) is replaced."""
+    """Return a copy of a payload with a function applied to every tensor, including rows of class tables."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, ClassTable):
@@ -148,27 +148,27 @@ def each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def steps_of(method: type[Method]) -> dict[str, Messages]:
-    """The steps of a method by name, with their declared messages."""
-    found = {}
+    """Return the steps of a method and their message schemas."""
+    steps = {}
     for name, member in inspect.getmembers(method, callable):
         messages = getattr(member, "messages", None)
         if isinstance(messages, Messages):
-            found[name] = messages
-    return found
+            steps[name] = messages
+    return steps
 
 
 StepWrapper = Callable[[str, Client, Payload, Callable[[], Reply | None]], Mapping[str, Value] | None]
 
 
-def with_wrapped_steps(method: type[Method], watch: StepWrapper) -> type[Method]:
-    """The same method with `watch` around every step: it gets the step's name, its client, its message, its body."""
+def with_wrapped_steps(method: type[Method], wrapper: StepWrapper) -> type[Method]:
+    """Return a method whose steps call `wrapper` with the step's name, client, message and body."""
 
-    def around(name: str, body: Callable[..., Reply | None]) -> Callable[..., Reply | None]:
+    def wrap(name: str, body: Callable[..., Reply | None]) -> Callable[..., Reply | None]:
         @functools.wraps(body)
-        def watched(self: Method, client: Client, msg: Payload) -> Reply | None:
-            return watch(name, client, msg, lambda: body(self, client, msg))
+        def wrapped(self: Method, client: Client, msg: Payload) -> Reply | None:
+            return wrapper(name, client, msg, lambda: body(self, client, msg))
 
-        return watched
+        return wrapped
 
-    bodies = {name: around(name, getattr(method, name)) for name in steps_of(method)}
+    bodies = {name: wrap(name, getattr(method, name)) for name in steps_of(method)}
     return type(method.__name__, (method,), bodies)

@@ -1,4 +1,4 @@
-"""Clients as they come: with one class, one sample, an odd last batch, alone, absent, or failing."""
+"""Checks with unusual clients: one class, one sample, a last batch of one, one client, absent or failing ones."""
 
 from __future__ import annotations
 
@@ -16,78 +16,78 @@ from polyfed.testing.toy_federation import BATCH, CLASS_COUNTS, ToyFederation
 
 @check
 def client_with_one_class(toy: ToyFederation) -> None:
-    """A client that has a single class takes part like any other."""
-    _sound(toy.run(toy.config(((9, 0, 0, 0), *CLASS_COUNTS[1:3])), evaluate=True).checked())
+    """A client with a single class can take part."""
+    _check_finite(toy.run(toy.config(((9, 0, 0, 0), *CLASS_COUNTS[1:3])), evaluate=True).checked())
 
 
 @check
 def client_with_one_sample(toy: ToyFederation) -> None:
-    """A client with one sample, which BatchNorm cannot be trained on, is no reason to fail."""
-    _sound(toy.run(toy.config(((0, 1, 0, 0), (0, 0, 0, 1), CLASS_COUNTS[2])), evaluate=True).checked())
+    """A client with one sample can take part, although BatchNorm cannot be trained on it."""
+    _check_finite(toy.run(toy.config(((0, 1, 0, 0), (0, 0, 0, 1), CLASS_COUNTS[2])), evaluate=True).checked())
 
 
 @check
 def odd_last_batch(toy: ToyFederation) -> None:
-    """A last batch of one sample is survived by every architecture, with BatchNorm or without."""
+    """Every architecture tolerates a last batch of one sample, with or without BatchNorm."""
     odd = [(BATCH, 1, 0, 0), (0, BATCH // 2, BATCH // 2 + 1, 0), (0, 0, 2 * BATCH, 1), (3, 3, 3, BATCH)]
-    _sound(toy.run(toy.config(odd), evaluate=True).checked())
+    _check_finite(toy.run(toy.config(odd), evaluate=True).checked())
 
 
 @check
 def one_client(toy: ToyFederation) -> None:
-    """A federation of one runs, and its client learns from its own data."""
+    """A federation of one client runs, and its client is trained."""
     outcome = toy.run(toy.config(CLASS_COUNTS[:1]), evaluate=True).checked()
-    _sound(outcome)
+    _check_finite(outcome)
     assert set(outcome.ledger.digests) == {"0"}, "the only client was never trained"
 
 
 @check
 def partial_participation(toy: ToyFederation) -> None:
-    """A client that is not in a round neither sends nor receives nor changes."""
+    """A client that is not selected for a round does not change."""
     config = toy.config(rounds=3)
-    turns = {1: ("0", "1", "2"), 2: ("1", "3"), 3: ("0", "2", "3")}
-    outcome = toy.run(config, selected=lambda number: turns[number]).checked()
-    _sound(outcome)
+    selected = {1: ("0", "1", "2"), 2: ("1", "3"), 3: ("0", "2", "3")}
+    outcome = toy.run(config, selected=lambda number: selected[number]).checked()
+    _check_finite(outcome)
     before: dict[str, str] = {}
     for number, after in enumerate(outcome.after_rounds, 1):
         for client in ("0", "1", "2", "3", "4"):
             changed = after.get(client) != before.get(client)
-            assert not changed or client in turns[number], (
-                f"client {client} changed in round {number} without its turn"
+            assert not changed or client in selected[number], (
+                f"client {client} changed in round {number} without being selected"
             )
         before = after
-    assert set(before) == {"0", "1", "2", "3"}, f"clients that had a turn and changed are {sorted(before)}"
+    assert set(before) == {"0", "1", "2", "3"}, f"only clients {sorted(before)} changed"
 
 
 @check
-def failing_clients_survived(toy: ToyFederation) -> None:
-    """Each call 30 % of the clients raise, are late, damage their answer or send NaN: recorded, and left out."""
+def failing_clients_tolerated(toy: ToyFederation) -> None:
+    """30 % of the clients in each call raise, time out, or send a damaged reply or NaN. They are left out."""
     faulty = FaultyEngine()
-    outcome = toy.run(wrap=faulty)  # two rounds of two failures each: every way to fail
+    outcome = toy.run(wrap=faulty)  # two rounds with two failures each: every fault once
     injected = {(call, client) for call, client, _ in faulty.injected}
     recorded = {(failure["call"], failure["client"]) for failure in outcome.failures}
-    assert {way for _, _, way in faulty.injected} == FAULTS.keys(), "not every way to fail was tried"
+    assert {fault for _, _, fault in faulty.injected} == FAULTS.keys(), "not every fault was tried"
     assert recorded == injected, (
         f"failures {sorted(injected)} were injected, but {sorted(map(str, recorded))} recorded"
     )
     for failure in outcome.failures:
-        assert failure["message"], f"the failure of client {failure['client']} is recorded without a reason"
-    _sound(outcome)
+        assert failure["message"], f"the failure of client {failure['client']} has no message"
+    _check_finite(outcome)
 
 
 @check
-def client_that_always_fails_stays_as_it_was(toy: ToyFederation) -> None:
-    """What a client did in a call whose answer was refused does not count, however far it got."""
+def failing_client_keeps_its_state(toy: ToyFederation) -> None:
+    """A client whose answers are all refused keeps its initial state."""
     outcome = toy.run(wrap=FaultyEngine(failing_clients=lambda call, tasks: ["1"]))
     assert outcome.failures, "nothing failed"
     assert "1" not in outcome.ledger.digests, "client 1 changed although none of its answers was accepted"
     others = sorted(outcome.ledger.digests)
-    assert others == ["0", "2", "3", "4"], f"of the other clients only {others} went on"
-    _sound(outcome)
+    assert others == ["0", "2", "3", "4"], f"of the other clients only {others} changed"
+    _check_finite(outcome)
 
 
-def _sound(outcome: Outcome) -> None:
-    """The server holds finite numbers, and accuracies count every test sample."""
+def _check_finite(outcome: Outcome) -> None:
+    """Check that the server's state is finite and that accuracies count test samples."""
 
     def walk(path: str, value: object) -> None:
         tensor = value.values if isinstance(value, ClassTable) else value
@@ -101,4 +101,4 @@ def _sound(outcome: Outcome) -> None:
         walk(name, value)
     for counts in outcome.accuracy.values():
         for client, (correct, total) in counts.items():
-            assert 0 <= correct <= total and total > 0, f"client {client} got {correct} of {total} right"
+            assert 0 <= correct <= total and total > 0, f"client {client} has {correct} correct of {total}"

@@ -1,4 +1,4 @@
-"""The same result every time: on every engine, in any order, after a stop, whatever the global random state is."""
+"""Checks of reproducibility: on other engines, in any order of clients, after a resume and with any global seed."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from polyfed.testing.toy_federation import CLASS_COUNTS, ToyFederation
 
 @check
 def serial_equals_pool(toy: ToyFederation) -> None:
-    """Two worker processes give the state hash of the serial engine."""
-    here = toy.reference().hash
-    there = toy.experiment(toy.settings(engine={"name": "pool", "workers": 2}))["state_hash"]
-    assert there == here, "the pool's result differs from the serial engine's"
+    """The pool with two workers gives the state hash of the serial engine."""
+    serial = toy.reference().hash
+    pool = toy.experiment(toy.settings(engine={"name": "pool", "workers": 2}))["state_hash"]
+    assert pool == serial, "the pool's result differs from the serial engine's"
 
 
 @check
-def stopped_and_resumed(toy: ToyFederation) -> None:
-    """A run that breaks off in its second round and is started again ends like one that did not."""
+def resumed_equals_uninterrupted(toy: ToyFederation) -> None:
+    """A run that is interrupted in its second round and resumed gives the same result."""
     settings = toy.settings(CLASS_COUNTS[:2], rounds=3, checkpoint={"seconds": 0.0})
-    straight = toy.experiment(settings)
+    uninterrupted = toy.experiment(settings)
     folder = toy.new_folder()
     try:
-        toy.experiment(settings, folder, observers=[_Breaker(at=2)])
-    except _BrokenOffError:
+        toy.experiment(settings, folder, observers=[_Interrupter(at=2)])
+    except _InterruptedError:
         pass
     else:
-        raise AssertionError("the run did not break off")
+        raise AssertionError("the run was not interrupted")
     resumed = toy.experiment(settings, folder)
-    assert resumed["state_hash"] == straight["state_hash"], "a stop and a resume change the result"
+    assert resumed["state_hash"] == uninterrupted["state_hash"], "the result changes if the run is resumed"
     for part in ("accuracy", "loss", "bytes"):
-        assert resumed[part] == straight[part], f"a stop and a resume change the measured {part}"
+        assert resumed[part] == uninterrupted[part], f"the {part} changes if the run is resumed"
 
 
-class _BrokenOffError(Exception):
-    """Stands for whatever ends a process in the middle of a run."""
+class _InterruptedError(Exception):
+    """Stands for the end of a process in the middle of a run."""
 
 
-class _Breaker:
-    """An observer that ends the run before the checkpoint of a round is written."""
+class _Interrupter:
+    """An observer that raises before the checkpoint of a round is written."""
 
     def __init__(self, at: int) -> None:
         self._at = at
@@ -56,25 +56,25 @@ class _Breaker:
 
     def round_done(self, record: RoundRecord) -> None:
         if record.round == self._at:
-            raise _BrokenOffError
+            raise _InterruptedError
 
     def note(self, sentence: str) -> None:
         pass
 
 
 @check
-def order_of_clients_is_irrelevant(toy: ToyFederation) -> None:
-    """Serving the clients of a call in another order changes nothing."""
+def independent_of_client_order(toy: ToyFederation) -> None:
+    """The order in which clients run does not change the result."""
     assert toy.run(wrap=ReversedEngine()).checked().hash == toy.reference().hash, (
-        "the result depends on who is served first"
+        "the result depends on the order of clients"
     )
 
 
 @check
-def little_memory_changes_nothing(toy: ToyFederation) -> None:
-    """Clients that are dropped from memory after every call and rebuilt from their state behave alike.
+def independent_of_memory_budget(toy: ToyFederation) -> None:
+    """Dropping clients from memory after every call does not change the result.
 
-    Finds what survives a step without being state: frozen parameters, modules put onto the model, live references.
+    It finds what a step leaves behind outside of the state: frozen parameters, added modules, live references.
     """
     assert toy.run(memory=1).checked().hash == toy.reference().hash, (
         "the result depends on what stays in memory between calls"
@@ -83,22 +83,22 @@ def little_memory_changes_nothing(toy: ToyFederation) -> None:
 
 @check
 def global_random_state_untouched(toy: ToyFederation) -> None:
-    """No draw comes from torch's, numpy's or Python's global generator, and none of them is moved."""
+    """The method neither uses nor changes the global generators of torch, numpy and Python."""
     config = toy.config(CLASS_COUNTS[:3])
     before = _global_state()
     first = toy.run(config, evaluate=True).checked().hash
     for name, state in _global_state().items():
         assert state == before[name], f"the global random state of {name} was changed"
-    kept = np.random.get_state(), random.getstate()
+    states = np.random.get_state(), random.getstate()
     try:
         np.random.set_state(np.random.RandomState(12345).get_state())
         random.setstate(random.Random(12345).getstate())
         with rng.seeded("another global state"):
             second = toy.run(config, evaluate=True).hash
     finally:
-        np.random.set_state(kept[0])
-        random.setstate(kept[1])
-    assert first == second, "the result depends on the global random state, or on no seed at all"
+        np.random.set_state(states[0])
+        random.setstate(states[1])
+    assert first == second, "the result depends on the global random state, or on an unseeded generator"
 
 
 def _global_state() -> dict[str, str]:
@@ -111,5 +111,5 @@ def _global_state() -> dict[str, str]:
 
 @check
 def evaluation_leaves_no_trace(toy: ToyFederation) -> None:
-    """States are the same whether clients were evaluated or not."""
-    assert toy.run(evaluate=True).checked().hash == toy.reference().hash, "evaluating changed the state of the run"
+    """Evaluating clients does not change any state."""
+    assert toy.run(evaluate=True).checked().hash == toy.reference().hash, "evaluation changed the state of the run"
