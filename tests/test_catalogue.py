@@ -1,4 +1,4 @@
-"""What the catalogue reads from the source of a method that derives from another one."""
+"""Declarations that the catalogue reads from the source of a method and its base classes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Lost(Nothing):
 
 @pytest.fixture
 def plug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An installed package that announces methods."""
+    """Install a package with an entry point for methods."""
     (tmp_path / "plug.py").write_text(PLUG)
     announced = tmp_path / "plug-1.0.dist-info"
     announced.mkdir()
@@ -79,7 +79,7 @@ def plug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("plug")
-def test_fields_needs_and_sends_come_from_bases_and_own_ones_win() -> None:
+def test_options_needs_and_sends_are_inherited_and_overridden() -> None:
     heir = catalogue.methods()["plug-heir"]
     assert heir.options == [
         Option("first", "int", 1, "one"),

@@ -1,4 +1,4 @@
-"""Training at the server on the rows of class tables, and what an optimiser remembers between rounds."""
+"""Training at the server on rows of class tables, and optimiser state between rounds."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def linear(inputs: int, outputs: int) -> nn.Linear:
 def test_every_row_is_seen_once_in_an_epoch(sizes: list[int], batch: int, epochs: int) -> None:
     given_tables = tables(sizes)
     before = [table.values.clone() for table in given_tables]
-    seen: list[tuple[float, ...]] = []
+    observed: list[tuple[float, ...]] = []
     model = linear(2, 5)
 
     def loss(v: Tensor, c: Tensor) -> Tensor:
         assert len(v) <= batch
-        seen.extend((*row, float(label)) for row, label in zip(v.tolist(), c.tolist(), strict=True))
+        observed.extend((*row, float(label)) for row, label in zip(v.tolist(), c.tolist(), strict=True))
         return model(v).sum()  # type: ignore[no-any-return]
 
     done = fit_rows([model], loss, given_tables, TrainSettings(epochs=epochs, batch_size=batch), rng.generator("s"))
     rows = [(*v, float(c)) for t in given_tables for v, c in zip(t.values.tolist(), t.classes.tolist(), strict=True)]
-    assert sorted(seen) == sorted(rows * epochs)
+    assert sorted(observed) == sorted(rows * epochs)
     assert done.samples == epochs * sum(sizes)
     assert all(torch.equal(table.values, was) for table, was in zip(given_tables, before, strict=True))
 
@@ -59,7 +59,7 @@ def test_a_last_batch_of_one_is_left_out_for_batchnorm_only() -> None:
         assert done.samples == samples
 
 
-def test_an_optimiser_with_its_memory_goes_on_as_if_never_stopped() -> None:
+def test_a_restored_optimiser_continues_identically() -> None:
     def one_step(model: nn.Linear, optimizer: torch.optim.Optimizer, number: int) -> None:
         x = torch.rand(4, 3, generator=rng.generator("x", number))
         optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""Clients made by hand: linear models on one-pixel-high pictures, so that a step can be worked out on paper."""
+"""Hand-made clients: linear models on images of one pixel height, so that a step can be computed by hand."""
 
 from __future__ import annotations
 

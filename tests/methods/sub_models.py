@@ -1,4 +1,4 @@
-"""What the tests of methods with sub-models share."""
+"""Helpers for tests of methods with sub-models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PLAIN: dict[str, Any] = {"mask_absent_classes": False, "bn": "average", "clip_no
 
 
 def server_of(toy: ToyFederation, **changed: Any) -> Server:
-    """The server before its first round."""
+    """Return the server before its first round."""
     federation = toy.federation(toy.config(**changed))
     server = federation.server(federation.profiles())
     federation.method.init(server)
@@ -25,12 +25,12 @@ def server_of(toy: ToyFederation, **changed: Any) -> Server:
 
 
 def replies(recorder: RecordingEngine, step: str) -> dict[str, Payload]:
-    """What clients answered to a step, the last time."""
+    """Return the last replies of clients to a step."""
     return {m.client: decode(m.frames[0]) for m in recorder.up if m.steps == (step,)}
 
 
 def sizes(spec: str) -> tuple[int, int]:
-    """Numbers that are trained, and running means and variances."""
+    """Return the number of trained entries, and of running means and variances."""
     model = build(spec, shape=(1, 8, 8), classes=4)
     statistics = [t.numel() for n, t in model.state_dict().items() if n.endswith(("running_mean", "running_var"))]
     return sum(p.numel() for p in model.parameters()), sum(statistics)

@@ -1,4 +1,4 @@
-"""What travels per round equals the formulas, to the byte: with known classes per client all can be counted."""
+"""Traffic per round equals the formulas exactly; the classes of every client are known."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def traffic(
     return [(stats.up, stats.down) for stats in outcome.round_stats]
 
 
-def test_the_lab_is_what_is_counted_on() -> None:
+def test_the_toy_federation_has_the_expected_classes() -> None:
     assert [sum(count > 0 for count in share) for share in CLASS_COUNTS] == PRESENT
 
 
@@ -41,7 +41,7 @@ def test_fedproto() -> None:
     assert second == (up, {"prototypes": FLOAT * CLIENTS * CLASSES * FEATURES})
 
 
-def test_fedproto_leaves_small_classes_out() -> None:
+def test_fedproto_does_not_send_small_classes() -> None:
     # of the 12 (client, class) pairs six have fewer than five samples: 4 at client 0, 4 at client 3, 3 3 3 3 at 4
     small = sum(0 < count < 5 for share in CLASS_COUNTS for count in share)
     first, _ = traffic("fedproto", {"min_class_count": 5})
@@ -58,7 +58,7 @@ def test_feddistill() -> None:
     assert second == (up, {"outputs": FLOAT * CLIENTS * CLASSES * CLASSES})
 
 
-def test_feddistill_sends_no_target_that_is_ones_own() -> None:
+def test_feddistill_sends_no_target_from_the_client_itself() -> None:
     # Clients with classes {0}, {0, 1}, {2}. Others' classes: {0, 1, 2} for client 0, {0, 2} for 1, {0, 1} for 2.
     with ToyFederation(catalogue.load("feddistill"), {}) as toy:
         outcome = toy.run(toy.config([(5, 0, 0, 0), (5, 5, 0, 0), (0, 0, 5, 0)])).checked()
@@ -87,18 +87,18 @@ def test_fedavg(model: str) -> None:
         assert down == {"model": CLIENTS * (theta + buffers)}
 
 
-def test_only_participants_cost() -> None:
+def test_only_participants_cause_traffic() -> None:
     with ToyFederation(catalogue.load("lg-fedavg"), {}) as toy:
         outcome = toy.run(selected=lambda number: ("1", "4")).checked()
     head = FLOAT * (FEATURES * CLASSES + CLASSES)
     assert [stats.down for stats in outcome.round_stats] == [{"head": 2 * head}] * 2
 
 
-def test_local_costs_nothing() -> None:
+def test_local_training_sends_nothing() -> None:
     assert traffic("local") == [({}, {}), ({}, {})]
 
 
-def test_what_the_encoding_adds_at_the_size_of_the_papers() -> None:
+def test_encoding_overhead_at_the_size_of_the_papers() -> None:
     """CIFAR-100 with 512 features and 44 classes at a client: the whole frame against the formula's bytes.
 
     FedDistill's message is small (44 rows of 100 numbers), so the fixed part of a frame, some 400 bytes, weighs more.

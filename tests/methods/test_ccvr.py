@@ -1,4 +1,4 @@
-"""CCVR: class statistics and their pooling, drawing from them, and the calibration in both of its uses."""
+"""CCVR: class statistics, pooling, sampling, and calibration in both modes."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_pooled_statistics_are_those_of_all_samples(
     assert np.allclose(whole.covariance, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_one_sample_has_its_mean_and_no_spread() -> None:
+def test_one_sample_has_covariance_0() -> None:
     alone = pooled([describe(torch.tensor([[3.0, -1.0]]))])
     assert alone.count == 1
     assert alone.mean.tolist() == [3.0, -1.0]
@@ -80,7 +80,7 @@ def test_one_sample_has_its_mean_and_no_spread() -> None:
 
 
 @pytest.mark.parametrize("diagonal", [False, True])
-def test_what_is_drawn_has_the_distribution(diagonal: bool) -> None:
+def test_samples_have_the_distribution(diagonal: bool) -> None:
     covariance = torch.tensor([[2.0, 1.2], [1.2, 1.0]]) if not diagonal else torch.tensor([2.0, 1.0])
     drawn = sample(Gaussian(9, torch.tensor([5.0, -5.0]), covariance), 40000, ridge=0.0, stream=stream())
     assert torch.allclose(drawn.mean(0), torch.tensor([5.0, -5.0]), atol=0.05)
@@ -88,7 +88,7 @@ def test_what_is_drawn_has_the_distribution(diagonal: bool) -> None:
     assert torch.allclose(torch.cov(drawn.T), expected, atol=0.06)
 
 
-def test_singular_covariances_can_be_drawn_from() -> None:
+def test_singular_covariances_can_be_sampled() -> None:
     # Two samples in ten dimensions: rank 1. Every draw is on the line through them.
     samples = torch.randn(2, 10, generator=stream("two"))
     drawn = sample(describe(samples), 50, ridge=0.0, stream=stream()).double()
@@ -100,7 +100,7 @@ def test_singular_covariances_can_be_drawn_from() -> None:
 
 
 @pytest.mark.parametrize("diagonal", [False, True])
-def test_tables_of_statistics_say_what_they_were_made_of(diagonal: bool) -> None:
+def test_tables_round_trip_the_statistics(diagonal: bool) -> None:
     x = torch.randn(30, 4, generator=stream("x"))
     y = torch.tensor([0] * 20 + [2] * 9 + [3])
     batches = [(x[:13], y[:13]), (x[13:], y[13:])]
@@ -120,7 +120,7 @@ def test_tables_of_statistics_say_what_they_were_made_of(diagonal: bool) -> None
 # calibration
 
 
-def test_a_biased_head_is_mended() -> None:
+def test_calibration_corrects_a_biased_head() -> None:
     # Three normal classes in a plane and a head that answers 0 to everything; statistics are all that it gets.
     noise = stream("classes")
     centres = torch.tensor([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
@@ -157,7 +157,7 @@ def test_with_one_architecture_it_is_fedavg_until_the_head_is_calibrated() -> No
     assert set(accuracy) == {"personal", "global"}
 
 
-def test_with_different_models_extractors_stay_and_every_head_is_its_own(linears: Any) -> None:
+def test_with_different_models_only_heads_are_calibrated(linears: Any) -> None:
     makers = linears().several([0, 0, 1], [1, 1, 2], seeds=["a", "b"])
     method = CCVR(mode="hetero", **FAST)  # type: ignore[arg-type]
     trained = run_rounds(InMemoryClients(CCVR(mode="hetero", virtual=0, allow_degenerate=True), makers), 2).checked()
@@ -170,7 +170,7 @@ def test_with_different_models_extractors_stay_and_every_head_is_its_own(linears
     assert outcome.server == {"calibrated": False}  # the server holds no model
 
 
-def test_pools_by_architecture_hold_their_members_only() -> None:
+def test_pools_by_architecture_have_only_their_members() -> None:
     # tiny4 over five clients: 0 and 4 have the first model, the others stand alone. Client 1 has classes {1, 2}.
     fields = {"pool": "architecture", **FAST}
     with ToyFederation(CCVR, fields) as toy:
@@ -180,7 +180,7 @@ def test_pools_by_architecture_hold_their_members_only() -> None:
     assert round_stats[1].down == {"statistics": 4 * (4 + 2 + 2 + 2 + 4) * (64 + 64 * 64)}
 
 
-def test_nobody_of_an_architecture_answers() -> None:
+def test_no_reply_from_an_architecture() -> None:
     with ToyFederation(CCVR, {"pool": "architecture", **FAST}) as toy:
         outcome = toy.run(
             wrap=FaultyEngine(failing_clients=lambda call, tasks: ["1"] if call.steps == ("describe",) else [])
@@ -217,11 +217,11 @@ def test_pooling_over_different_extractors_is_recorded_as_a_warning() -> None:
         folder = toy.new_folder()
         toy.experiment(toy.settings(), folder)
         events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    said = [event["message"] for event in events if event["event"] == "method"]
-    assert said == ["pooled statistics of extractors that are not aligned"]
+    warnings = [event["message"] for event in events if event["event"] == "method"]
+    assert warnings == ["pooled statistics of extractors that are not aligned"]
 
 
-def test_tukey_shapes_features_for_statistics_and_for_prediction_once_calibrated(linears: Any) -> None:
+def test_tukey_transforms_features_for_statistics_and_after_calibration(linears: Any) -> None:
     client = linears().client("0", [0, 0, 1, 2, 2, 2])
     client.round, client.step = 1, "describe"
     method = CCVR(tukey=0.5, **FAST)  # type: ignore[arg-type]
@@ -237,7 +237,7 @@ def test_tukey_shapes_features_for_statistics_and_for_prediction_once_calibrated
         assert torch.allclose(method.predict(client, x), client.model.head(root))
 
 
-def test_calibration_is_the_same_again_and_depends_on_the_seed(linears: Any) -> None:
+def test_calibration_is_reproducible_and_depends_on_the_seed(linears: Any) -> None:
     def head(seed: int) -> Tensor:
         makers = linears().several([0, 0, 1], [1, 1, 2])
         outcome = run_rounds(InMemoryClients(CCVR(**FAST), makers, seed=seed)).checked()  # type: ignore[arg-type]
@@ -248,31 +248,31 @@ def test_calibration_is_the_same_again_and_depends_on_the_seed(linears: Any) -> 
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "expected_error"),
     [
         ({"virtual": 0}, r"^method.virtual is 0, which switches CCVR off"),
         ({"epochs": 0}, r"^method.epochs is 0, which switches CCVR off"),
         ({"tukey": 0.0}, r"^method.tukey is 0.0; expected a number above 0"),
     ],
 )
-def test_wrong_fields_are_refused(fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_wrong_options_raise(fields: dict[str, Any], expected_error: str) -> None:
+    with pytest.raises(InputError, match=expected_error):
         catalogue.make({"name": "ccvr", **fields})
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "expected_error"),
     [
         ({"mode": "original"}, r"needs one architecture, but client 4 has tiny-cnn, client 1 has tiny-resnet"),
         ({"limit_mib": 0.05}, r"take 0 MiB, and method.limit_mib is 0.05; set method.diagonal: true"),
     ],
 )
-def test_what_cannot_work_is_refused_before_round_one(fields: dict[str, Any], said: str) -> None:
-    with ToyFederation(CCVR, fields) as toy, pytest.raises(InputError, match=said):
+def test_impossible_settings_raise_before_round_one(fields: dict[str, Any], expected_error: str) -> None:
+    with ToyFederation(CCVR, fields) as toy, pytest.raises(InputError, match=expected_error):
         toy.run()
 
 
-def test_a_model_is_left_alone_by_describing(linears: Any) -> None:
+def test_describing_does_not_change_the_model(linears: Any) -> None:
     client = linears(norm=True).client("0", [0, 0, 1, 2, 2, 2])
     client.round, client.step = 1, "describe"
     before = weights_of(client.model)

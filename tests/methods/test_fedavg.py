@@ -23,7 +23,7 @@ def close(a: Any, b: Any) -> bool:
     return a.keys() == b.keys() and all(torch.allclose(a[k].double(), b[k].double(), rtol=1e-5, atol=1e-7) for k in a)
 
 
-def test_no_local_steps_leave_the_server_as_it_was(linears: Any) -> None:
+def test_no_local_steps_leave_the_server_unchanged(linears: Any) -> None:
     make = linears(settings={"epochs": 0})
     outcome = run_rounds(InMemoryClients(FedAvg(), make.several([0, 1], [1, 2]))).checked()
     model: Any = outcome.server["model"]
@@ -46,7 +46,7 @@ def test_one_full_batch_step_is_one_central_step(linears: Any) -> None:
     assert close(outcome.server["model"], weights_of(model))
 
 
-def test_uniform_weights_count_clients_alike(linears: Any) -> None:
+def test_uniform_weights_give_the_unweighted_mean(linears: Any) -> None:
     # With w_k what client k trained: samples gives (3 w_0 + 5 w_1) / 8, uniform gives (w_0 + w_1) / 2.
     make = linears()
     trained: list[Any] = []
@@ -67,7 +67,7 @@ def test_the_order_of_clients_does_not_matter(linears: Any) -> None:
     assert close(forth.server["model"], back.server["model"])
 
 
-def test_those_who_return_are_all_that_counts(linears: Any) -> None:
+def test_the_mean_is_over_clients_that_replied(linears: Any) -> None:
     # A client that is not in the round has no share in the mean: with one participant the mean is its model.
     outcome = run_rounds(
         InMemoryClients(FedAvg(), linears().several(*LABELS)), selected=lambda number: ("1",)
@@ -94,7 +94,7 @@ def test_statistics_of_batchnorm_are_averaged_with_the_weights(linears: Any) -> 
     assert server["backbone.2.num_batches_tracked"].dtype == torch.int64
 
 
-def test_local_statistics_stay_with_their_client(linears: Any) -> None:
+def test_local_statistics_stay_at_the_client(linears: Any) -> None:
     make = linears(norm=True)
     outcome = run_rounds(InMemoryClients(FedAvg(buffers="local"), make.several(*LABELS)), 2).checked()
     alone = run_rounds(
@@ -113,7 +113,7 @@ def test_local_statistics_stay_with_their_client(linears: Any) -> None:
     assert alone.client("0").weights("model")["backbone.2.num_batches_tracked"].item() == 2
 
 
-def test_the_servers_model_is_what_is_evaluated() -> None:
+def test_evaluation_uses_the_servers_model() -> None:
     with ToyFederation(FedAvg, {}) as toy:
         counts = toy.run(evaluate=True).checked().accuracy["global"]
     assert len(set(counts.values())) == 1  # one model, one test set: all clients get the same right
@@ -122,7 +122,7 @@ def test_the_servers_model_is_what_is_evaluated() -> None:
 # LG-FedAvg
 
 
-def test_heads_are_averaged_and_extractors_stay(linears: Any) -> None:
+def test_heads_are_averaged_and_extractors_are_not(linears: Any) -> None:
     seeds = ["a", "b", "c"]
     make = linears(features=5)
     makers = make.several(*LABELS, [1, 2], seeds=seeds)
@@ -140,9 +140,9 @@ def test_participants_start_from_the_servers_head_and_their_own_extractor(linear
     makers = make.several(*LABELS, [1, 2], seeds=["a", "b", "c"])
     outcome = run_rounds(InMemoryClients(LGFedAvg(), makers), selected=lambda n: ("1", "2")).checked()
     for k, seed in (("1", "b"), ("2", "c")):
-        got = outcome.client(k).weights("model")
-        assert torch.equal(got["head.weight"], make.model("a").head.weight)
-        assert torch.equal(got["backbone.1.weight"], make.model(seed).backbone[1].weight)
+        received = outcome.client(k).weights("model")
+        assert torch.equal(received["head.weight"], make.model("a").head.weight)
+        assert torch.equal(received["backbone.1.weight"], make.model(seed).backbone[1].weight)
 
 
 def test_with_all_layers_in_the_head_it_is_fedavg(linears: Any) -> None:
@@ -167,7 +167,7 @@ def test_one_client_is_local_training(method: Any) -> None:
 # Local training
 
 
-def test_local_training_does_not_depend_on_the_others() -> None:
+def test_local_training_does_not_depend_on_other_clients() -> None:
     with ToyFederation(Local, {}) as toy:
         among = toy.run().checked()
         alone = toy.run(selected=lambda number: ("3",)).checked()

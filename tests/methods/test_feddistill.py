@@ -1,4 +1,4 @@
-"""FedDistill: its loss, what it leaves out, and what it carries over."""
+"""FedDistill: its loss, the leave-one-out mean, and rows of unreported classes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def table(rows: dict[int, list[float]], width: int = 3) -> ClassTable:
 
 
 def trained(linears: Any, method: Any, outputs: ClassTable, **options: Any) -> dict[str, torch.Tensor]:
-    """The model after one step at one client that received a table."""
+    """Return the model after one step of a client that received a table."""
     client = linears(**options).client("0", LABELS)
     client.round, client.step = 1, "train"
     method.train(client, Payload({"outputs": outputs}))
@@ -48,14 +48,14 @@ def test_one_step_by_hand(linears: Any) -> None:
         assert torch.allclose(got[name], p.detach() - 0.1 * p.grad, rtol=1e-5, atol=1e-7)
 
 
-def test_no_pull_where_the_output_is_the_target() -> None:
+def test_no_gradient_if_the_output_equals_the_target() -> None:
     z = torch.tensor([[1.0, -2.0, 0.5], [0.0, 0.0, 9.0]], requires_grad=True)
     soft_cross_entropy(z, z.detach().softmax(1)).sum().backward()  # type: ignore[no-untyped-call]
     assert z.grad is not None
     assert float(z.grad.abs().max()) < 1e-6
 
 
-def test_the_pull_vanishes_in_training_too(linears: Any) -> None:
+def test_training_converges_to_the_target(linears: Any) -> None:
     # A model whose head has weight 0 gives its bias b for every input. With b as the row of every class the extra
     # term pulls nowhere, however strong it is.
     make = linears()
@@ -83,7 +83,7 @@ def test_a_constant_added_to_all_logits_of_a_table_changes_nothing(linears: Any)
     assert not all(torch.allclose(first[n], third[n], rtol=1e-4) for n in first)
 
 
-def test_without_targets_it_trains_as_local(linears: Any) -> None:
+def test_without_targets_it_is_local_training(linears: Any) -> None:
     got = trained(linears, FedDistill(guidance=9.0), ClassTable.empty(3).without_counts())
     client = linears().client("0", LABELS)
     client.round, client.step = 1, "train"
@@ -91,7 +91,7 @@ def test_without_targets_it_trains_as_local(linears: Any) -> None:
     assert all(torch.equal(got[name], t) for name, t in weights_of(client.model).items())
 
 
-def test_the_masked_mean_counts_contributing_samples_only() -> None:
+def test_the_masked_mean_ignores_masked_samples() -> None:
     values = torch.tensor([1.0, 5.0, 9.0], requires_grad=True)
     assert masked_mean(values, torch.tensor([True, False, True])).item() == 5.0
     nothing = masked_mean(values, torch.tensor([False, False, False]))
@@ -100,7 +100,7 @@ def test_the_masked_mean_counts_contributing_samples_only() -> None:
 
 
 def tables_down(linears: Any, method: FedDistill, labels: Any, turns: Any) -> list[dict[str, dict[int, list[float]]]]:
-    """What every client received in every round, as rows by class; models never change, so tables are known."""
+    """Return what every client received in every round; models never change, so the tables are known."""
     recorder = RecordingEngine()
     run_rounds(
         InMemoryClients(method, linears(settings={"epochs": 0}).several(*labels, seeds=["a", "b", "c"])),
@@ -111,24 +111,24 @@ def tables_down(linears: Any, method: FedDistill, labels: Any, turns: Any) -> li
     rounds: list[dict[str, dict[int, list[float]]]] = []
     messages = iter(recorder.down)
     for turn in turns:
-        seen = {}
+        observed = {}
         for _ in turn:
             message = next(messages)
             got = next(t for frame in message.frames for n, t in decode(frame).items() if n == "outputs")
             assert isinstance(got, ClassTable)
-            seen[message.client] = dict(zip(got.classes.tolist(), got.values.tolist(), strict=True))
-        rounds.append(seen)
+            observed[message.client] = dict(zip(got.classes.tolist(), got.values.tolist(), strict=True))
+        rounds.append(observed)
     return rounds
 
 
 def own_rows(linears: Any, labels: Any) -> list[dict[int, torch.Tensor]]:
-    """The class means of every client's outputs, worked out directly."""
-    found = []
+    """Return the class means of every client's outputs, computed directly."""
+    actual = []
     for k, (seed, mine) in enumerate(zip("abc", labels, strict=True)):
         client = linears().client(str(k), mine, seed)
         z = client.model(client.train.inputs.float() / 255).detach()
-        found.append({c: z[client.train.labels == c].mean(0) for c in set(mine)})
-    return found
+        actual.append({c: z[client.train.labels == c].mean(0) for c in set(mine)})
+    return actual
 
 
 def close(rows: dict[int, list[float]], wanted: dict[int, torch.Tensor]) -> bool:
@@ -160,7 +160,7 @@ def test_without_leave_one_out_all_receive_the_mean_of_all(linears: Any) -> None
         assert close(rows, {0: (a[0] + b[0] + c[0]) / 3, 1: (a[1] + b[1]) / 2, 2: c[2]})
 
 
-def test_classes_that_nobody_reports_are_carried_over(linears: Any) -> None:
+def test_classes_that_no_client_reports_keep_their_rows(linears: Any) -> None:
     # Round 1: clients 0 and 2. Round 2: client 1 alone, which reports classes 0 and 1: these stand on its rows alone,
     # while class 2 keeps the row of client 2. Round 3: client 0 receives class 0 and 1 from client 1, class 2 from 2.
     _, b, c = own_rows(linears, SHARED)
@@ -178,7 +178,7 @@ def test_small_classes_are_not_sent(linears: Any) -> None:
     assert sent == {"0": [0], "1": [1]}
 
 
-def test_online_means_are_those_of_the_outputs_seen_while_training(linears: Any) -> None:
+def test_online_means_are_means_of_training_outputs(linears: Any) -> None:
     # One full batch: the outputs seen while training are those of the model before its only step.
     outcome = run_rounds(
         InMemoryClients(FedDistill(collect="online"), linears().several(*SHARED, seeds=["a", "b", "c"]))
@@ -190,7 +190,7 @@ def test_online_means_are_those_of_the_outputs_seen_while_training(linears: Any)
 
 
 @pytest.mark.parametrize("fields", [{}, {"metric": "mse"}, {"leave_one_out": False}])
-def test_without_guidance_the_models_are_those_of_local_training(linears: Any, fields: dict[str, Any]) -> None:
+def test_without_guidance_models_equal_local_training(linears: Any, fields: dict[str, Any]) -> None:
     makers = linears(norm=True, settings={"batch_size": 2}).several(*SHARED, seeds=["a", "b", "c"])
     guided = run_rounds(
         InMemoryClients(FedDistill(guidance=0.0, allow_degenerate=True, **fields), makers), 3

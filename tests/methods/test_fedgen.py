@@ -1,4 +1,4 @@
-"""FedGen: the generator that the server trains, what it does at clients, the label counts, and what travels."""
+"""FedGen: generator training at the server, its use at clients, label counts, and message sizes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SMALL = {"hidden": 16, "noise": 4, "generator_steps": 5}
 
 
 def server_for(method: FedGen, head: nn.Module) -> Server:
-    """A server of clients with three features and three classes."""
+    """Return a server of clients with three features and three classes."""
     model = SplitModel(nn.Flatten(), head, feature_dim=3, classes=3)
     profile = Profile("0", "linear", layout(model), layout(head), 3, 3, 1)
     server = Server((profile,), 3, 1, 0, lambda spec: model)
@@ -108,7 +108,7 @@ def test_one_step_of_the_generator_is_on_the_weighted_mean_of_the_heads_outputs(
     assert set(y.tolist()) == {0, 2}
 
 
-def test_the_heads_stay_as_they_were() -> None:
+def test_heads_do_not_change() -> None:
     several = heads(2)
     before = [weights_of(h) for h in several]
     method = FedGen(**SMALL)  # type: ignore[arg-type]
@@ -120,7 +120,7 @@ def test_the_heads_stay_as_they_were() -> None:
         assert all(torch.equal(was[name], now[name]) and not now[name].requires_grad for name in was)
 
 
-def test_the_generator_and_its_adam_live_on(linears: Any) -> None:
+def test_the_generator_and_its_optimiser_state_persist(linears: Any) -> None:
     makers = linears().several(*LABELS, seeds=["a", "b", "c"])
     server = run_rounds(InMemoryClients(FedGen(**SMALL), makers), 3).checked().server  # type: ignore[arg-type]
     assert isinstance(server["adam"], dict) and isinstance(server["generator"], dict)
@@ -129,7 +129,7 @@ def test_the_generator_and_its_adam_live_on(linears: Any) -> None:
 
 
 @pytest.mark.parametrize("untrained", [False, True])
-def test_the_trained_generator_reaches_clients_unless_the_fault_is_asked_for(linears: Any, untrained: bool) -> None:
+def test_clients_receive_the_trained_generator_unless_the_fault_is_reproduced(linears: Any, untrained: bool) -> None:
     recorder = RecordingEngine()
     method = FedGen(**SMALL, untrained_generator=untrained)  # type: ignore[arg-type]
     run_rounds(InMemoryClients(method, linears().several(*LABELS)), 2, wrap=recorder).checked()
@@ -199,7 +199,7 @@ def test_without_guidance_it_is_lg_fedavg(weights: Any) -> None:
             assert all(torch.equal(mine[name], other[name]) for name in other)
 
 
-def test_guidance_does_something(linears: Any) -> None:
+def test_guidance_changes_the_model(linears: Any) -> None:
     makers = linears().several(*LABELS, seeds=["a", "b", "c"])
     taught = run_rounds(InMemoryClients(FedGen(**SMALL), makers), 2).checked()  # type: ignore[arg-type]
     plain = run_rounds(InMemoryClients(LGFedAvg(), makers), 2).checked()
@@ -212,7 +212,7 @@ def test_guidance_does_something(linears: Any) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=6).filter(any), st.integers(1, 30))
-def test_generated_labels_are_of_classes_that_somebody_has(counts: list[int], number: int) -> None:
+def test_generated_labels_are_of_classes_with_samples(counts: list[int], number: int) -> None:
     with seeded("generator"):
         made = FedGen(hidden=4, noise=2).generator(0, len(counts), 3).eval()
     shares = torch.tensor(counts) / sum(counts)
@@ -224,7 +224,7 @@ def test_generated_labels_are_of_classes_that_somebody_has(counts: list[int], nu
 def shares_sent(
     method: FedGen, linears: Any, turns: dict[int, tuple[str, ...]], wrap: Any = None
 ) -> list[list[float]]:
-    """The shares that went down in every round."""
+    """Return the label distribution sent in every round."""
     recorder = RecordingEngine()
     wrapped = (lambda engine: recorder(wrap(engine))) if wrap else recorder
     run_rounds(
@@ -237,7 +237,7 @@ def shares_sent(
     return [decode(recorder.down[at].frames[0]).tensor("shares").tolist() for at in firsts]
 
 
-def test_counts_are_pooled_over_those_who_told_them(linears: Any) -> None:
+def test_counts_are_pooled_over_clients_that_sent_them(linears: Any) -> None:
     # counts of classes: client 0 (2, 1, 0), client 1 (1, 2, 0), client 2 (1, 0, 1)
     turns = {1: ("0",), 2: ("1", "2"), 3: ("0", "2"), 4: ("1",)}
     sent = shares_sent(FedGen(**SMALL), linears, turns)  # type: ignore[arg-type]
@@ -250,7 +250,7 @@ def test_counts_are_pooled_over_those_who_told_them(linears: Any) -> None:
     assert own[3] == pytest.approx([1 / 3, 2 / 3, 0])
 
 
-def test_counts_that_were_lost_are_told_again(linears: Any) -> None:
+def test_lost_counts_are_sent_again(linears: Any) -> None:
     # client 1 fails in round 1, so its counts are known only after round 2
     everyone = ("0", "1", "2")
     faulty = FaultyEngine(failing_clients=lambda call, tasks: ["1"] if call.number == 1 else [])
@@ -278,7 +278,7 @@ def test_bytes() -> None:
     assert second.up == {"head": clients * head, "samples": 0}
 
 
-def test_what_makes_no_sense_is_refused() -> None:
+def test_invalid_options_raise() -> None:
     for field, value in (("guidance", 0.0), ("generator_lr", 0.0), ("generator_steps", 0)):
         with pytest.raises(InputError, match=rf"^method.{field} is 0, which switches FedGen off"):
             catalogue.make({"name": "fedgen", field: value})
@@ -290,5 +290,5 @@ def test_what_makes_no_sense_is_refused() -> None:
 @pytest.mark.parametrize(
     "check", ["independent_of_client_order", "client_with_one_sample", "failing_clients_tolerated"]
 )
-def test_options_pass_too(check: str) -> None:
+def test_options_pass_the_battery(check: str) -> None:
     testing.run_check(check, FedGen, {"weights": "uniform", "labels_of": "participants", **SMALL})

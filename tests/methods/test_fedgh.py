@@ -1,4 +1,4 @@
-"""FedGH: the head that the server trains, the means that it is trained on, and what travels."""
+"""FedGH: head training at the server, the reported means, and message sizes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def table(rows: dict[int, list[float]]) -> ClassTable:
 
 
 def server_with(head: nn.Linear) -> Server:
-    """A server of clients with two features and three classes, whose head is the given one."""
+    """Return a server with the given head, for clients with two features and three classes."""
     model = SplitModel(nn.Flatten(), head, feature_dim=2, classes=3)
     profile = Profile("0", "linear", layout(model), layout(head), 2, 3, 1)
     return Server((profile,), 3, 1, 0, lambda spec: model, {"head": weights_of(head)})
@@ -72,7 +72,7 @@ def test_one_masked_step_by_hand() -> None:
     assert torch.allclose(head["bias"], torch.zeros(3), atol=1e-6)
 
 
-def test_masked_and_one_class_only_there_is_nothing_to_learn() -> None:
+def test_masked_with_one_class_there_is_no_gradient() -> None:
     # softmax over one class is 1, so CE and its gradient are 0
     server = server_with(zero_head())
     FedGH(server_lr=0.3, mask_missing=True).train_head(server, [table({1: [3.0, -1.0]})])
@@ -89,7 +89,7 @@ reports = st.lists(
 
 @settings(max_examples=25, deadline=None)
 @given(reports, st.booleans())
-def test_a_small_step_lowers_the_loss_on_what_was_reported(rows: list[dict[int, list[float]]], mask: bool) -> None:
+def test_a_small_step_lowers_the_loss_on_reported_means(rows: list[dict[int, list[float]]], mask: bool) -> None:
     with seeded("random head"):
         head = nn.Linear(2, 3)
     server = server_with(head)
@@ -119,19 +119,19 @@ def test_means_are_over_all_samples_whatever_the_batch(linears: Any, batch: int)
     # 600 samples are more than one batch of the clean pass, and the batches are unequal
     labels = [int(k) for k in torch.randint(0, 3, (600,), generator=generator("labels"))]
     client = linears(settings={"epochs": 0, "batch_size": batch}).client("0", labels)
-    got = FedGH().train(client, Payload({"head": weights_of(client.model.head)}))["means"]
+    received = FedGH().train(client, Payload({"head": weights_of(client.model.head)}))["means"]
     f = client.model.features(client.train.inputs.float() / 255).detach().double().numpy()
-    assert isinstance(got, ClassTable) and got.counts is not None
+    assert isinstance(received, ClassTable) and received.counts is not None
     for c in range(3):
         mine = np.array(labels) == c
-        assert np.allclose(got.values[c].numpy(), f[mine].mean(0), rtol=1e-5, atol=1e-6)
-        assert got.count(c) == mine.sum()
+        assert np.allclose(received.values[c].numpy(), f[mine].mean(0), rtol=1e-5, atol=1e-6)
+        assert received.count(c) == mine.sum()
 
 
 def test_clients_start_from_the_servers_head_and_send_means_of_the_trained_model(linears: Any) -> None:
     client, head = linears(norm=True).client("0", LABELS[0], seed="own"), linears().model("server").head
     client.round, client.step = 1, "train"
-    got = FedGH().train(client, Payload({"head": weights_of(head)}))["means"]
+    received = FedGH().train(client, Payload({"head": weights_of(head)}))["means"]
     theirs = linears(norm=True).client("0", LABELS[0], seed="own")
     theirs.round, theirs.step = 1, "train"
     theirs.load(weights_of(head), into=theirs.model.head)
@@ -140,11 +140,13 @@ def test_clients_start_from_the_servers_head_and_send_means_of_the_trained_model
     assert all(torch.equal(mine[name], expected[name]) for name in expected)
     theirs.model.eval()  # running statistics, not those of the batch
     f = theirs.model.features(theirs.train.inputs.float() / 255).detach()
-    assert isinstance(got, ClassTable) and got.classes.tolist() == [0, 1]
-    assert torch.allclose(got.values[0], f[:2].mean(0), atol=1e-6) and torch.allclose(got.values[1], f[2], atol=1e-6)
+    assert isinstance(received, ClassTable) and received.classes.tolist() == [0, 1]
+    assert torch.allclose(received.values[0], f[:2].mean(0), atol=1e-6) and torch.allclose(
+        received.values[1], f[2], atol=1e-6
+    )
 
 
-def test_the_head_is_trained_unless_the_fault_is_asked_for(linears: Any) -> None:
+def test_the_head_is_trained_unless_the_fault_is_reproduced(linears: Any) -> None:
     makers = linears().several(*LABELS, seeds=["a", "b", "c"])
     initial = weights_of(linears().model("a").head)
     right = run_rounds(InMemoryClients(FedGH(), makers), 2).checked().server["head"]
@@ -154,7 +156,7 @@ def test_the_head_is_trained_unless_the_fault_is_asked_for(linears: Any) -> None
     assert not any(torch.allclose(right[name], tensor) for name, tensor in initial.items())
 
 
-def test_only_participants_teach_the_head(linears: Any) -> None:
+def test_the_head_is_trained_on_participants_only(linears: Any) -> None:
     # Clients 0 and 1 have classes 0 and 1, so with the mask the row of class 2 stays; client 2 keeps all it had.
     makers = linears().several(*LABELS, seeds=["a", "b", "c"])
     outcome = run_rounds(
@@ -185,7 +187,7 @@ def test_small_classes_are_not_sent() -> None:
 
 
 @pytest.mark.parametrize("field", ["server_lr", "server_epochs"])
-def test_a_server_that_learns_nothing_is_refused_unless_it_is_meant(field: str) -> None:
+def test_no_server_training_requires_allow_degenerate(field: str) -> None:
     nothing: dict[str, Any] = {"server_lr": 0.0, "server_epochs": 0}
     with pytest.raises(InputError, match=rf"^method.{field} is 0, which switches FedGH off"):
         catalogue.make({"name": "fedgh", field: nothing[field]})
@@ -195,5 +197,5 @@ def test_a_server_that_learns_nothing_is_refused_unless_it_is_meant(field: str) 
 @pytest.mark.parametrize(
     "check", ["independent_of_client_order", "client_with_one_class", "failing_clients_tolerated"]
 )
-def test_the_masked_variant_passes_too(check: str) -> None:
+def test_the_masked_variant_passes_the_battery(check: str) -> None:
     testing.run_check(check, FedGH, {"mask_missing": True, "min_class_count": 3, "server_epochs": 3})

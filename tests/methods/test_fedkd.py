@@ -1,4 +1,4 @@
-"""FedKD: its losses, its schedule, what it sends to whom, and that all mentees stay equal."""
+"""FedKD: its losses, its schedule, its messages, and equality of all mentees."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def message(weights: Mapping[str, Tensor], energy: float = 1.0) -> Payload:
 
 
 def received(recorder: RecordingEngine) -> list[dict[str, Any]]:
-    """Every message that went down, as its fields and the client."""
+    """Return every message to a client, with its fields."""
     return [
         {"client": m.client, **{name: v for frame in m.frames for name, v in decode(frame).items()}}
         for m in recorder.down
@@ -89,7 +89,7 @@ def test_the_gradients_by_hand() -> None:
     assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(got, wanted, strict=True))
 
 
-def test_the_released_faults_are_options() -> None:
+def test_faults_of_released_code_are_options() -> None:
     z, z_w, f, mapped, y = scores()
     plain = FedKD().losses(z, z_w, f, mapped, y)
     divided = FedKD(kl_reduction="mean").losses(z, z_w, f, mapped, y)
@@ -106,7 +106,7 @@ def test_equal_models_learn_from_their_labels_only() -> None:
     assert [float(term.detach()) for term in terms[2:]] == [0, 0, 0]
 
 
-def test_nothing_left_to_learn_stays_finite() -> None:
+def test_zero_losses_stay_finite() -> None:
     z = torch.tensor([[200.0, 0.0]], requires_grad=True)
     f = torch.ones(1, 3, requires_grad=True)
     total = sum(FedKD().losses(z, z.clone(), f, torch.zeros(1, 3), torch.tensor([0])), torch.zeros(()))
@@ -134,7 +134,7 @@ def test_one_step_of_mentor_mentee_and_map(linears: Any) -> None:
     assert all(torch.equal(state["mentee"][name], tensor) for name, tensor in weights_of(mentee).items())
 
 
-def test_gradients_are_clipped_one_by_one(linears: Any) -> None:
+def test_gradients_are_clipped_per_model(linears: Any) -> None:
     # A step of 0.1 times a gradient of norm at most 0.01.
     make = linears()
     client, mentee = made(make), make.model("shared")
@@ -155,7 +155,7 @@ def test_the_schedule(linears: Any) -> None:
     assert [m["energy"] for m in received(recorder)] == pytest.approx([0.96] * 2 + [0.97] * 2 + [0.98] * 2)
 
 
-def test_the_mentee_is_moved_by_the_mean_of_the_updates(linears: Any) -> None:
+def test_the_mentee_moves_by_the_mean_update(linears: Any) -> None:
     makers = several(linears(norm=True), *SHARED)
     start = weights_of(makers[0]().model)  # what the server starts from
     for weights, (p, q) in {"uniform": (0.5, 0.5), "samples": (3 / 8, 5 / 8)}.items():
@@ -222,7 +222,7 @@ def test_bytes_never_exceed_the_whole_mentee() -> None:
         assert stats.down["mentee"] == 0 and 0 < stats.down["update"] < 5 * whole
 
 
-def test_the_map_is_learned_and_kept(linears: Any) -> None:
+def test_the_map_is_trained_and_persists(linears: Any) -> None:
     client, mentee = made(linears()), weights_of(linears().model("shared"))
     start = weights_of(FedKD().hidden_map(client, 3))
     FedKD().train(client, message(mentee))
@@ -235,15 +235,15 @@ def test_the_map_is_learned_and_kept(linears: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "expected_error"),
     [
         ({"energy_start": 0.0}, r"^method.energy_start is 0.0; expected a number above 0 and at most 1"),
         ({"energy_end": 1.1}, r"^method.energy_end is 1.1; expected a number"),
         ({"clip_norm": 0.0}, r"^method.clip_norm is 0.0; expected a number above 0"),
     ],
 )
-def test_wrong_fields_are_refused(fields: dict[str, float], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_wrong_options_raise(fields: dict[str, float], expected_error: str) -> None:
+    with pytest.raises(InputError, match=expected_error):
         catalogue.make({"name": "fedkd", **fields})
 
 

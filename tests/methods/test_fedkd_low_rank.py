@@ -1,4 +1,4 @@
-"""Low-rank compression: the rank, what it keeps, what it costs, and what it refuses."""
+"""Low-rank compression: rank, accuracy, message size, and errors."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from polyfed.methods.fedkd.low_rank import apply_update, compress, rank_for
 
 
 def numbers(value: Any) -> int:
-    """How many numbers travel."""
+    """Return the number of entries in a message."""
     return sum(part.numel() for part in value.values()) if isinstance(value, dict) else int(value.numel())
 
 
 def restored(tensor: Tensor, energy: float) -> tuple[Tensor, int]:
-    """A tensor after compression, a journey as bytes, and reconstruction; and how many numbers travelled."""
+    """Compress, encode, decode and reconstruct a tensor; also return the number of entries sent."""
     sent = compress({"w": tensor}, energy)
     arrived = decode(encode({"update": sent}).data)["update"]
     return apply_update({"w": torch.zeros_like(tensor)}, arrived)["w"], numbers(sent["w"])
@@ -65,7 +65,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("energy", [0.5, 0.95, 0.98, 1.0])
-def test_energy_is_kept_and_no_message_grows(name: str, energy: float) -> None:
+def test_energy_is_preserved_and_no_message_grows(name: str, energy: float) -> None:
     tensor = CASES[name]
     back, sent = restored(tensor, energy)
     assert back.shape == tensor.shape and back.dtype == tensor.dtype
@@ -84,7 +84,7 @@ def test_energy_is_kept_and_no_message_grows(name: str, energy: float) -> None:
     energy=st.floats(0.05, 1.0),
     seed=st.integers(0, 1000),
 )
-def test_what_is_lost_is_at_most_the_rest_of_the_energy(m: int, n: int, rank: int, energy: float, seed: int) -> None:
+def test_the_error_is_at_most_the_remaining_energy(m: int, n: int, rank: int, energy: float, seed: int) -> None:
     # The truncated decomposition is orthogonal to what it leaves out: |W - W_r|^2 = |W|^2 - |W_r|^2.
     tensor = normal(m, rank, seed=seed) @ normal(rank, n, seed=seed + 1)
     back, sent = restored(tensor, energy)
@@ -93,21 +93,21 @@ def test_what_is_lost_is_at_most_the_rest_of_the_energy(m: int, n: int, rank: in
     assert sent <= m * n
 
 
-def test_numbers_by_hand() -> None:
+def test_message_size_by_hand() -> None:
     # rank 1 of 20 x 30: 20 + 30 + 1 instead of 600. A kernel [8, 2, 3, 3] is the matrix 8 x 18: 8 + 18 + 1.
     assert restored(CASES["rank 1"], 0.95)[1] == 51
     assert restored((normal(8, 1) @ normal(1, 18, seed=1)).reshape(8, 2, 3, 3), 0.95)[1] == 27
     assert restored(normal(2, 2), 1.0)[1] == 4  # rank 2 would be 10
 
 
-def test_a_kernel_comes_back_in_its_own_order() -> None:
+def test_a_kernel_is_reconstructed_in_its_layout() -> None:
     kernel = (normal(8, 1) @ normal(1, 18, seed=1)).reshape(8, 2, 3, 3)
     assert torch.allclose(restored(kernel, 1.0)[0], kernel, rtol=1e-5, atol=1e-6)
     last = kernel.to(memory_format=torch.channels_last)
     assert torch.allclose(restored(last, 1.0)[0], kernel, rtol=1e-5, atol=1e-6)
 
 
-def test_counters_travel_whole() -> None:
+def test_counters_are_not_compressed() -> None:
     assert torch.equal(restored(torch.tensor(7), 0.5)[0], torch.tensor(7))
 
 
@@ -115,7 +115,7 @@ FACTORS = {"left": torch.ones(4, 1), "singular": torch.ones(1), "right": torch.o
 
 
 @pytest.mark.parametrize(
-    ("update", "said"),
+    ("update", "expected_error"),
     [
         ({"v": torch.zeros(4, 5)}, "same names"),
         (torch.zeros(4, 5), "same names"),
@@ -126,7 +126,7 @@ FACTORS = {"left": torch.ones(4, 1), "singular": torch.ones(1), "right": torch.o
         ({"w": 3.0}, "'w' does not fit"),
     ],
 )
-def test_what_does_not_fit_is_refused(update: Any, said: str) -> None:
-    with pytest.raises(PayloadError, match=said):
+def test_updates_of_other_shapes_raise(update: Any, expected_error: str) -> None:
+    with pytest.raises(PayloadError, match=expected_error):
         apply_update({"w": torch.zeros(4, 5)}, update)
     assert torch.equal(apply_update({"w": torch.zeros(4, 5)}, {"w": FACTORS})["w"], torch.ones(4, 5))

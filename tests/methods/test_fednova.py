@@ -1,4 +1,4 @@
-"""FedNova: its normalisers, the normalised mean, and what equals FedAvg to the last bit."""
+"""FedNova: its normalisers, the normalised mean, and cases that are bit-identical to FedAvg."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LABELS = ([0, 1, 2], [0, 0, 1, 2, 2])
     ],
     ids=["batchnorm", "plain", "stages", "widths"],
 )
-def test_equal_numbers_of_steps_are_fedavg_to_the_last_bit(weights: Any, changed: dict[str, Any]) -> None:
+def test_equal_numbers_of_steps_are_bit_identical_to_fedavg(weights: Any, changed: dict[str, Any]) -> None:
     with ToyFederation(FedNova, {}) as toy:
         config = toy.config(train={"batch_size": 4, "lr": 0.05, "momentum": 0.9, "steps": 3}, **changed)
         nova = toy.run(config, method=FedNova(weights=weights)).checked()
@@ -52,9 +52,9 @@ def test_the_normalised_mean_by_hand(linears: Any) -> None:
     for k, labels in enumerate(LABELS):
         client = make.client(str(k), labels)
         client.round, client.step = 1, "train"
-        got: Any = method.train(client, Payload({"model": start}))
-        assert got["normaliser"] == [2.0, 1.0][k]
-        changes.append({n: t - start[n] for n, t in got["model"].items()})
+        received: Any = method.train(client, Payload({"model": start}))
+        assert received["normaliser"] == [2.0, 1.0][k]
+        changes.append({n: t - start[n] for n, t in received["model"].items()})
     outcome = run_rounds(InMemoryClients(method, make.several(*LABELS))).checked()
     fixed = run_rounds(InMemoryClients(FedNova(weights="uniform", epochs=[2, 1], tau_eff=6.0), make.several(*LABELS)))
     after: Any = outcome.server["model"]
@@ -65,7 +65,7 @@ def test_the_normalised_mean_by_hand(linears: Any) -> None:
         assert torch.allclose(longer[name], old + 6.0 * direction, rtol=1e-5, atol=1e-6)
 
 
-def test_who_takes_more_steps_does_not_pull_harder(linears: Any) -> None:
+def test_more_steps_give_no_more_weight(linears: Any) -> None:
     # With small steps a gradient hardly changes on the way: D_k is a_k times the client's own gradient step s_k.
     # FedNova moves along (s_0 + s_1)/2 whatever the numbers of steps; FedAvg along (10 s_0 + s_1)/2.
     make = linears(settings={"lr": 1e-4})
@@ -81,7 +81,7 @@ def test_who_takes_more_steps_does_not_pull_harder(linears: Any) -> None:
     assert moved([1, 10]) @ moved([1, 1]) == pytest.approx(1, abs=1e-3)
 
 
-def test_who_took_no_step_is_left_out(linears: Any) -> None:
+def test_clients_without_steps_are_left_out(linears: Any) -> None:
     make = linears()
     both = run_rounds(InMemoryClients(FedNova(epochs=[0, 2]), make.several(*LABELS))).checked()
     alone = run_rounds(
@@ -117,16 +117,16 @@ def test_momentum_normaliser_is_what_momentum_does() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "train", "said"),
+    ("fields", "train", "message"),
     [
         ({}, {"optimizer": "adam"}, "no normaliser known for Adam"),
         ({"mu": 0.1}, {"momentum": 0.9}, "momentum together with a proximal term"),
     ],
 )
-def test_unknown_normalisers_are_refused_before_anything_runs(fields: Any, train: Any, said: str) -> None:
+def test_unknown_normalisers_raise_before_the_first_round(fields: Any, train: Any, message: str) -> None:
     with ToyFederation(FedNova, fields) as toy:
         folder = toy.new_folder()
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=message):
             toy.experiment(toy.settings(train=train), folder)
         assert not folder.exists()
 
@@ -137,12 +137,12 @@ def test_adam_with_step_counts_runs() -> None:
     assert outcome.ledger.digests
 
 
-def test_wrong_fields_are_refused() -> None:
+def test_wrong_options_raise() -> None:
     with pytest.raises(InputError, match="tau_eff is 0"):
         FedNova(tau_eff=0.0)
 
 
-def test_a_proximal_step_that_overshoots_is_refused() -> None:
+def test_an_overshooting_proximal_step_raises() -> None:
     # With lr mu >= 1 the offset from theta^t changes its sign in each step, and a_k may come out negative.
     with pytest.raises(InputError, match="overshoots"):
         FedNova(mu=30.0).normaliser(TrainSettings(lr=0.1), 4)

@@ -45,7 +45,7 @@ def test_one_step_by_hand(linears: Any) -> None:
         assert torch.allclose(weights_of(ours.model)[name], p.detach() - 0.1 * p.grad, rtol=1e-5, atol=1e-7)
 
 
-def test_no_pull_where_features_are_their_prototypes(linears: Any) -> None:
+def test_no_gradient_if_features_equal_their_prototypes(linears: Any) -> None:
     # An extractor with weight 0 gives its bias as the feature of everything; with that as every prototype the extra
     # term is 0 and so is its gradient, however strong it is.
     ours, theirs = ready(linears().client("0", LABELS)), ready(linears().client("0", LABELS))
@@ -66,11 +66,11 @@ def test_prediction_is_the_nearest_prototype_by_brute_force(linears: Any) -> Non
         some = client.model.features(x).tolist()
         prototypes = {0: some[0], 1: some[7], 4: some[12]}
         client.state["prototypes"] = table(prototypes)
-        got = FedProto().predict(client, x).argmax(1).tolist()
-        for feature, answer in zip(client.model.features(x).tolist(), got, strict=True):
+        received = FedProto().predict(client, x).argmax(1).tolist()
+        for feature, answer in zip(client.model.features(x).tolist(), received, strict=True):
             far = {c: sum((a - b) ** 2 for a, b in zip(feature, p, strict=True)) for c, p in prototypes.items()}
             assert answer == min(far, key=lambda c: far[c])
-        assert set(got) == {0, 1, 4}
+        assert set(received) == {0, 1, 4}
         head = client.model(x)
         assert torch.equal(FedProto(predict_with="head").predict(client, x), head)
         assert torch.equal(FedProto().also_predict()["head"](client, x), head)
@@ -80,7 +80,7 @@ def test_prediction_is_the_nearest_prototype_by_brute_force(linears: Any) -> Non
         assert torch.equal(FedProto().predict(client, x), head)
 
 
-def test_a_class_unseen_this_round_keeps_its_prototype(linears: Any) -> None:
+def test_an_unreported_class_keeps_its_prototype(linears: Any) -> None:
     makers = linears(settings={"epochs": 0}).several(*SHARED, seeds=["a", "b", "c"])
     first = run_rounds(InMemoryClients(FedProto(), makers), 1, selected=lambda n: ("2",)).checked()
     both = run_rounds(
@@ -114,7 +114,7 @@ def test_counts_give_the_mean_over_the_union_and_uniform_the_mean_of_means(linea
     assert not torch.allclose(uniform.values[1], by_counts.values[1], rtol=1e-3)
 
 
-def test_prototypes_come_from_after_training_or_from_within(linears: Any) -> None:
+def test_prototypes_are_computed_after_or_during_training(linears: Any) -> None:
     # One full batch: features seen while training are those before the only step, a clean pass sees those after it.
     for collect, steps in (("after", 1), ("online", 0)):
         client = ready(linears().client("0", LABELS))
@@ -124,15 +124,15 @@ def test_prototypes_come_from_after_training_or_from_within(linears: Any) -> Non
         fresh = ready(linears(settings={"epochs": steps}).client("0", LABELS))
         fresh.fit()
         f = fresh.model.features(fresh.train.inputs.float() / 255).detach()
-        got = reply["prototypes"]
-        assert isinstance(got, ClassTable) and got.counts is not None
-        assert got.counts.tolist() == [2, 1, 3]
+        received = reply["prototypes"]
+        assert isinstance(received, ClassTable) and received.counts is not None
+        assert received.counts.tolist() == [2, 1, 3]
         for c in range(3):
-            assert torch.allclose(got.values[c], f[fresh.train.labels == c].mean(0), rtol=1e-5, atol=1e-6)
+            assert torch.allclose(received.values[c], f[fresh.train.labels == c].mean(0), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("fields", [{}, {"weights": "counts"}, {"collect": "online"}])
-def test_without_guidance_the_models_are_those_of_local_training(fields: dict[str, Any]) -> None:
+def test_without_guidance_models_equal_local_training(fields: dict[str, Any]) -> None:
     given = {"guidance": 0.0, "allow_degenerate": True, **fields}
     with ToyFederation(FedProto, given) as toy:
         config = toy.config(rounds=3)
@@ -142,7 +142,7 @@ def test_without_guidance_the_models_are_those_of_local_training(fields: dict[st
             assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
 
 
-def test_guidance_does_something(linears: Any) -> None:
+def test_guidance_changes_the_model(linears: Any) -> None:
     makers = linears().several(*SHARED, seeds=["a", "b", "c"])
     guided = run_rounds(InMemoryClients(FedProto(guidance=5.0), makers), 2).checked()
     local = run_rounds(InMemoryClients(Local(), makers), 2).checked()
@@ -151,7 +151,7 @@ def test_guidance_does_something(linears: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["fedproto", "feddistill"])
-def test_no_guidance_is_refused_unless_it_is_meant(name: str) -> None:
+def test_no_guidance_requires_allow_degenerate(name: str) -> None:
     with pytest.raises(
         InputError, match=r"^method.guidance is 0, which switches Fed\w+ off; .*allow_degenerate: true$"
     ):

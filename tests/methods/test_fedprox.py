@@ -1,4 +1,4 @@
-"""FedProx: the term and its gradient, its limits, and what is refused."""
+"""FedProx: the proximal term, its gradient, its limits, and errors."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from polyfed.testing.toy_federation import ToyFederation
 LABELS = ([0, 1, 2], [0, 0, 1, 2, 2])
 
 
-def test_without_weight_it_is_fedavg_to_the_last_bit() -> None:
+def test_mu_0_is_bit_identical_to_fedavg() -> None:
     with ToyFederation(FedProx, {"mu": 0.0, "allow_degenerate": True}) as toy:
         fedavg = toy.run(method=FedAvg()).checked().hash
         assert toy.run().checked().hash == fedavg
         assert toy.run(method=FedProx()).checked().hash != fedavg
 
 
-def test_the_terms_gradient_is_mu_times_the_offset() -> None:
+def test_the_gradient_of_the_term_is_mu_times_the_offset() -> None:
     # (mu/2) ||e||^2 at theta - theta^t = e = (0.5, -1, 2 | 3): value (mu/2)(0.25 + 1 + 4 + 9), slope mu e
     start = [torch.tensor([1.0, 2.0, 3.0]), torch.tensor([[4.0]])]
     offset = [torch.tensor([0.5, -1.0, 2.0]), torch.tensor([[3.0]])]
@@ -54,7 +54,7 @@ def test_two_steps_by_hand(linears: Any) -> None:
         assert torch.allclose(p, model.get_parameter(name), rtol=1e-5, atol=1e-7)
 
 
-def test_a_larger_weight_keeps_clients_nearer(linears: Any) -> None:
+def test_a_larger_mu_keeps_clients_nearer(linears: Any) -> None:
     make = linears(settings={"epochs": 20})
     apart = []
     for mu in (0.01, 0.1, 1.0, 5.0):
@@ -65,7 +65,7 @@ def test_a_larger_weight_keeps_clients_nearer(linears: Any) -> None:
     assert apart == sorted(apart, reverse=True) and apart[-1] < apart[0] / 2
 
 
-def test_every_client_may_have_its_own_number_of_epochs(linears: Any) -> None:
+def test_clients_can_have_different_numbers_of_epochs(linears: Any) -> None:
     makers = linears().several(*LABELS)
     outcome = run_rounds(InMemoryClients(FedProx(epochs=[0, 3]), makers)).checked()
     lazy, busy = (outcome.client(k).weights("model") for k in "01")
@@ -74,7 +74,7 @@ def test_every_client_may_have_its_own_number_of_epochs(linears: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"mu": 0.0}, "mu is 0, which switches FedProx off"),
         ({"mu": -1.0}, "mu is -1.0; expected a number of at least 0"),
@@ -83,11 +83,11 @@ def test_every_client_may_have_its_own_number_of_epochs(linears: Any) -> None:
         ({"upload_noise": -0.5}, "upload_noise is -0.5"),
     ],
 )
-def test_wrong_fields_are_refused(fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_wrong_options_raise(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         FedProx(**fields)
 
 
-def test_epochs_for_other_clients_are_refused(linears: Any) -> None:
+def test_a_wrong_number_of_epochs_raises(linears: Any) -> None:
     with pytest.raises(InputError, match="3 entries for 2 clients"):
         run_rounds(InMemoryClients(FedProx(epochs=[1, 1, 1]), linears().several(*LABELS)))

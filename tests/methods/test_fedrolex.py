@@ -21,7 +21,7 @@ LAST = "backbone.trunk.block.layers.1.conv.weight"
 WIDEN = "backbone.trunk.widen.conv.weight"
 
 
-def test_over_all_rounds_every_channel_is_kept_equally_often() -> None:
+def test_every_channel_is_trained_equally_often() -> None:
     # K = 24 outputs of which m = 12 are kept, 64 of which 32: over K rounds every one m times.
     with ToyFederation(FedRolex, {}) as toy:
         server = server_of(toy)
@@ -40,7 +40,7 @@ def test_over_all_rounds_every_channel_is_kept_equally_often() -> None:
     assert [set(total.tolist()) for total in kept.values()] == [{12}, {32}]
 
 
-def test_with_all_widths_1_it_is_fedavg_to_the_last_bit() -> None:
+def test_with_all_widths_1_it_is_bit_identical_to_fedavg() -> None:
     with ToyFederation(FedRolex, PLAIN) as toy:
         config = toy.config(models={"group": [WHOLE]})
         rolled = toy.run(config).checked().server["model"]
@@ -49,7 +49,7 @@ def test_with_all_widths_1_it_is_fedavg_to_the_last_bit() -> None:
     assert all(torch.equal(rolled[name], whole[name]) for name in whole)
 
 
-def test_clients_train_the_rounds_window_and_the_rest_keeps_its_bits() -> None:
+def test_clients_change_only_the_window_of_the_round() -> None:
     with ToyFederation(FedRolex, {**PLAIN}) as toy:
         recorder = RecordingEngine()
         outcome = toy.run(toy.config(rounds=1), wrap=recorder, selected=lambda number: ("0",)).checked()

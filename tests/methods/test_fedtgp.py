@@ -1,4 +1,4 @@
-"""FedTGP: the margin, the server's loss and training, the client's pull, and what travels."""
+"""FedTGP: the margin, training at the server, the client's loss, and message sizes."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def separable() -> list[ClassTable]:
     return reports
 
 
-def test_the_server_learns_prototypes_that_tell_its_reports_apart() -> None:
+def test_trained_prototypes_separate_the_reported_means() -> None:
     method = FedTGP()
     server = server_for(method, features=16, classes=4)
     reports = separable()
@@ -139,7 +139,7 @@ def test_without_reports_nothing_is_trained() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in server.memory.weights("trainable").items())
 
 
-def test_the_servers_training_goes_on_from_the_last_round(linears: Any) -> None:
+def test_prototype_training_continues_from_the_last_round(linears: Any) -> None:
     makers = linears().several(*SHARED, seeds=["a", "b", "c"])
     method = FedTGP(server_epochs=1)
     weights = [run_rounds(InMemoryClients(method, makers), rounds).checked().server["trainable"] for rounds in (1, 2)]
@@ -165,21 +165,21 @@ def test_one_step_by_hand(linears: Any) -> None:
 
 
 @pytest.mark.parametrize("stale", [False, True])
-def test_means_are_those_of_the_trained_model_unless_the_fault_is_asked_for(linears: Any, stale: bool) -> None:
+def test_means_are_of_the_trained_model_unless_the_fault_is_reproduced(linears: Any, stale: bool) -> None:
     client = ready(linears(norm=True).client("0", LABELS))
     untrained = linears(norm=True).client("0", LABELS).model.eval()
-    got = FedTGP(stale_prototypes=stale).train(client, Payload({"prototypes": NOTHING}))["prototypes"]
-    assert isinstance(got, ClassTable) and got.counts is not None and got.counts.tolist() == [2, 1, 3]
+    received = FedTGP(stale_prototypes=stale).train(client, Payload({"prototypes": NOTHING}))["prototypes"]
+    assert isinstance(received, ClassTable) and received.counts is not None and received.counts.tolist() == [2, 1, 3]
     means = []
     for model in (client.model.eval(), untrained):
         f = model.features(client.train.inputs.float() / 255).detach()
         means.append(torch.stack([f[client.train.labels == c].mean(0) for c in range(3)]))
     trained, before = means
     assert not torch.allclose(trained, before, atol=1e-3)
-    assert torch.allclose(got.values, before if stale else trained, rtol=1e-5, atol=1e-6)
+    assert torch.allclose(received.values, before if stale else trained, rtol=1e-5, atol=1e-6)
 
 
-def test_a_stale_pass_changes_nothing_but_what_is_sent(linears: Any) -> None:
+def test_a_stale_pass_changes_only_the_message(linears: Any) -> None:
     right, wrong = ready(linears(norm=True).client("0", LABELS)), ready(linears(norm=True).client("0", LABELS))
     FedTGP().train(right, Payload({"prototypes": NOTHING}))
     FedTGP(stale_prototypes=True).train(wrong, Payload({"prototypes": NOTHING}))
@@ -197,14 +197,14 @@ def test_prediction_is_the_nearest_prototype_by_brute_force(linears: Any) -> Non
         assert torch.equal(FedTGP().predict(client, x), head)  # in round 1
         prototypes = {c: f[at].tolist() for c, at in enumerate((0, 5, 10, 15))}
         client.state["prototypes"] = table(prototypes)
-        got = FedTGP().predict(client, x).argmax(1).tolist()
+        received = FedTGP().predict(client, x).argmax(1).tolist()
         nearest = [min(prototypes, key=lambda c: math.dist(feature, prototypes[c])) for feature in f.tolist()]
-        assert got == nearest and len(set(got)) > 1
+        assert received == nearest and len(set(received)) > 1
         assert torch.equal(FedTGP(predict_with="head").predict(client, x), head)
         assert torch.equal(FedTGP().also_predict()["head"](client, x), head)
 
 
-def test_without_guidance_the_models_are_those_of_local_training() -> None:
+def test_without_guidance_models_equal_local_training() -> None:
     with ToyFederation(FedTGP, {"guidance": 0.0, "allow_degenerate": True, "server_epochs": 1}) as toy:
         guided, local = toy.run().checked(), toy.run(method=Local()).checked()
         for k in "01234":
@@ -221,7 +221,7 @@ def test_round_one_is_local_training_and_round_two_is_not() -> None:
             assert all(torch.equal(mine[name], theirs[name]) for name in theirs) == (rounds == 1)
 
 
-def test_only_participants_are_heard_and_told(linears: Any) -> None:
+def test_only_participants_send_and_receive(linears: Any) -> None:
     makers = linears().several(*SHARED, seeds=["a", "b", "c"])
     outcome = run_rounds(InMemoryClients(FedTGP(server_epochs=2), makers), 2, selected=lambda n: ("0", "1")).checked()
     prototypes = outcome.server["prototypes"]
@@ -243,7 +243,7 @@ def test_bytes() -> None:
 
 
 @pytest.mark.parametrize("field", ["guidance", "server_lr", "server_epochs"])
-def test_a_weight_of_zero_is_refused_unless_it_is_meant(field: str) -> None:
+def test_a_weight_of_zero_requires_allow_degenerate(field: str) -> None:
     nothing: dict[str, Any] = {"guidance": 0.0, "server_lr": 0.0, "server_epochs": 0}
     with pytest.raises(InputError, match=rf"^method.{field} is 0, which switches FedTGP off"):
         catalogue.make({"name": "fedtgp", field: nothing[field]})
@@ -253,6 +253,6 @@ def test_a_weight_of_zero_is_refused_unless_it_is_meant(field: str) -> None:
 @pytest.mark.parametrize(
     "check", ["independent_of_client_order", "client_with_one_sample", "evaluation_leaves_no_trace"]
 )
-def test_options_pass_too(check: str) -> None:
+def test_options_pass_the_battery(check: str) -> None:
     fields = {"margin": "pair-max", "stale_prototypes": True, "min_class_count": 3, "server_epochs": 5}
     testing.run_check(check, FedTGP, fields)

@@ -88,12 +88,12 @@ def test_the_threshold_is_the_upper_quantile() -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(scale=st.floats(0.2, 8), seed=st.integers(0, 100))
-def test_the_temperature_is_the_best_there_is(scale: float, seed: int) -> None:
+def test_the_fitted_temperature_minimises_the_loss(scale: float, seed: int) -> None:
     logits, labels = noisy_logits(200, 5, f"logits {seed}")
     logits = logits * scale
-    found = float(F.cross_entropy(logits / fitted_temperature(logits, labels), labels))
+    actual = float(F.cross_entropy(logits / fitted_temperature(logits, labels), labels))
     grid = torch.logspace(math.log10(0.05), math.log10(20), 60)
-    assert found <= min(float(F.cross_entropy(logits / t, labels)) for t in grid) + 1e-5
+    assert actual <= min(float(F.cross_entropy(logits / t, labels)) for t in grid) + 1e-5
 
 
 def test_consensus_by_hand() -> None:
@@ -108,7 +108,7 @@ def test_consensus_by_hand() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10_000), classes=st.integers(2, 8))
-def test_consensus_is_a_share_and_1_for_equal_sets(seed: int, classes: int) -> None:
+def test_consensus_is_between_0_and_1_and_1_for_equal_sets(seed: int, classes: int) -> None:
     draws = torch.rand(2, 20, classes, generator=rng.generator(seed))
     own, others = ((d > 0.5) | (d == d.amax(1, keepdim=True)) for d in draws)
     agreed = consensus(own, others)
@@ -128,7 +128,7 @@ def test_the_ranking_loss_by_hand() -> None:
     assert ranking_loss(z, preferred, 0.5).tolist() == [2.0]
 
 
-def test_nothing_to_rank_where_every_label_is_preferred() -> None:
+def test_the_ranking_loss_is_0_if_every_label_is_preferred() -> None:
     z = torch.randn(3, 4, generator=stream()).requires_grad_()
     loss = ranking_loss(z, torch.ones(3, 4, dtype=torch.bool), 1.0)
     assert loss.tolist() == [0.0, 0.0, 0.0]
@@ -202,7 +202,7 @@ def test_both_steps_by_hand(linears: Any) -> None:
         assert torch.allclose(trained[name], p.detach() - 0.1 * p.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_the_ranking_reaches_the_private_model_and_as_released_it_does_not(linears: Any) -> None:
+def test_the_ranking_loss_trains_the_private_model_but_not_as_released(linears: Any) -> None:
     plain, _ = client_with_proxy(linears)
     plain.fit(purpose="private 0")
     for faulty in (False, True):
@@ -214,7 +214,7 @@ def test_the_ranking_reaches_the_private_model_and_as_released_it_does_not(linea
         assert all(same) is faulty
 
 
-def test_teachers_keep_their_batchnorm_statistics(linears: Any) -> None:
+def test_teachers_do_not_change_their_batchnorm_statistics(linears: Any) -> None:
     # With one local epoch of one batch each model's statistics move by exactly one update: that of its own training.
     client, trained = one_epoch(linears, FedType(), norm=True)
     counters = [t for name, t in client.model.state_dict().items() if name.endswith("num_batches_tracked")]
@@ -239,7 +239,7 @@ def test_the_penalty_grows_when_accuracy_falls(linears: Any) -> None:
         assert method.raised_penalty(client) == pytest.approx(0.5 + 0.5 * max(0.0, before - now))
 
 
-def test_a_tenth_is_held_out_where_that_is_enough(linears: Any) -> None:
+def test_a_tenth_is_held_out_if_that_is_enough(linears: Any) -> None:
     client, _ = client_with_proxy(linears, [0, 1, 2] * 100)
     train, others = FedType().split(client)
     assert (len(train), len(others)) == (270, 30)
@@ -261,7 +261,7 @@ def test_held_out_samples_are_not_trained_on(linears: Any) -> None:
     assert [fit.samples for fit in client.fits] == [270, 270]
 
 
-def test_turns_by_epochs_and_by_steps(linears: Any) -> None:
+def test_training_alternates_by_epochs_and_by_steps(linears: Any) -> None:
     for options, expected in (({"epochs": 3}, [24] * 6), ({"steps": 2, "batch_size": 10}, [20, 20])):
         client, proxy = client_with_proxy(linears, settings=options)
         FedType().train(client, message(proxy))
@@ -275,7 +275,7 @@ def only(client: str, number: int) -> tuple[str, ...]:
     return (client,)
 
 
-def test_the_proxy_is_the_plain_mean_of_what_clients_send() -> None:
+def test_the_proxy_is_the_unweighted_mean() -> None:
     with ToyFederation(FedType, {}) as toy:
         config = toy.config(rounds=1)
         outcome = toy.run(config).checked()
@@ -310,7 +310,7 @@ def test_bytes() -> None:
             assert stats.down == {"auxiliary": 0, "proxy": 5 * sizes[chosen]}
 
 
-def test_private_models_never_leave_and_do_learn(linears: Any) -> None:
+def test_private_models_are_trained_and_never_sent(linears: Any) -> None:
     makers = linears().several([0, 0, 1], [1, 1, 2], seeds=["a", "b"])
 
     def with_builder(make: Any) -> Any:
@@ -335,22 +335,22 @@ def test_calibrating_on_training_samples_is_recorded_as_a_warning() -> None:
         folder = toy.new_folder()
         toy.experiment(toy.settings(), folder)
         events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    said = [event for event in events if event["event"] == "method"]
-    assert [(event["message"], event["clients"]) for event in said] == [
+    warnings = [event for event in events if event["event"] == "method"]
+    assert [(event["message"], event["clients"]) for event in warnings] == [
         ("label sets are calibrated on training samples", ["3"])
     ]
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "expected_error"),
     [
         ({"coverage": 1.0}, r"^method.coverage is 1.0; expected a number above 0 and below 1$"),
         ({"calibration_fraction": 0.0}, r"^method.calibration_fraction is 0.0; expected a number above 0"),
         ({"temperature": 0.0}, r"^method.temperature is 0.0; expected a number above 0$"),
     ],
 )
-def test_wrong_fields_are_refused(fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_wrong_options_raise(fields: dict[str, Any], expected_error: str) -> None:
+    with pytest.raises(InputError, match=expected_error):
         catalogue.make({"name": "fedtype", **fields})
 
 

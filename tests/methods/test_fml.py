@@ -1,4 +1,4 @@
-"""FML: its two losses, what keeps them apart, and the mean of the shared model."""
+"""FML: its two losses, detached targets, and the mean of the shared model."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def test_one_step_of_both_models_by_hand(linears: Any) -> None:
     local = 0.3 * F.cross_entropy(z, y) + 0.7 * 4 * (q0 * (q0.log() - p.log())).sum(1).mean()
     meme = 0.6 * F.cross_entropy(z_w, y) + 0.4 * 4 * (p0 * (p0.log() - q.log())).sum(1).mean()
     (local + meme).backward()
-    for model, got in ((private, weights_of(client.model)), (shared, reply["meme"])):
+    for model, received in ((private, weights_of(client.model)), (shared, reply["meme"])):
         for name, parameter in model.named_parameters():
             wanted = parameter.detach() - 0.1 * parameter.grad
-            assert torch.allclose(got[name], wanted, rtol=1e-5, atol=1e-7)
+            assert torch.allclose(received[name], wanted, rtol=1e-5, atol=1e-7)
     assert client.fits[0].loss == pytest.approx(
         F.cross_entropy(z, y).item()
     )  # curves show the task's loss, undivided
@@ -67,7 +67,7 @@ def test_one_step_of_both_models_by_hand(linears: Any) -> None:
 
 
 def gradients(method: FML) -> tuple[Any, Any]:
-    """Of the loss of the one model with respect to its own output and to the other's."""
+    """Return the gradients of one model's loss with respect to its own and the other output."""
     own = torch.tensor([[1.0, -1.0], [0.5, 2.0]], requires_grad=True)
     other = torch.tensor([[0.0, 1.0], [3.0, -1.0]], requires_grad=True)
     total = sum(method.losses(0.5, own, other, torch.tensor([0, 1])), torch.zeros(()))
@@ -81,21 +81,21 @@ def test_a_loss_moves_its_own_model_only() -> None:
     assert mine.abs().sum() > 0.1
 
 
-def test_the_attached_targets_of_a_popular_library_are_an_option() -> None:
+def test_attached_targets_are_an_option() -> None:
     _, theirs = gradients(FML(undetached_targets=True))
     assert theirs is not None and theirs.abs().sum() > 0.1
 
 
-def test_equal_models_teach_each_other_nothing() -> None:
+def test_equal_models_have_no_distillation_gradient() -> None:
     # KL = 0 and so is its gradient: what remains of the loss is share * CE.
     z = torch.tensor([[1.0, -1.0, 0.3], [0.5, 2.0, -4.0]], requires_grad=True)
     y = torch.tensor([0, 1])
     assert kl_divergence(z.detach(), z).item() == 0
     ce, rest = FML().losses(0.3, z, z.clone(), y)
     assert float((ce + rest).detach()) == pytest.approx(0.3 * F.cross_entropy(z, y).item())
-    (got,) = torch.autograd.grad(ce + rest, z)
+    (received,) = torch.autograd.grad(ce + rest, z)
     (wanted,) = torch.autograd.grad(0.3 * F.cross_entropy(z, y), z)
-    assert torch.allclose(got, wanted, atol=1e-7)
+    assert torch.allclose(received, wanted, atol=1e-7)
 
 
 def test_the_divergence_by_hand() -> None:
@@ -111,7 +111,7 @@ def test_the_divergence_by_hand() -> None:
 
 @pytest.mark.parametrize("beta", [0.5, 1.0])
 @pytest.mark.parametrize("clip", [None, 0.3])
-def test_without_a_teacher_the_private_models_are_those_of_local_training(beta: float, clip: float | None) -> None:
+def test_without_a_teacher_private_models_equal_local_training(beta: float, clip: float | None) -> None:
     # The shared model has BatchNorm and client 3, whose model has none, a last batch of one sample; the clipping of
     # one model must not touch the other.
     with ToyFederation(FML, {"alpha": 1.0, "beta": beta, "allow_degenerate": True}) as toy:
@@ -122,7 +122,7 @@ def test_without_a_teacher_the_private_models_are_those_of_local_training(beta: 
             assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
 
 
-def test_with_a_teacher_they_are_not(linears: Any) -> None:
+def test_with_a_teacher_they_differ(linears: Any) -> None:
     makers = several(linears(), *SHARED)
     taught, local = (run_rounds(InMemoryClients(m, makers), 2).checked() for m in (FML(), Local()))
     name = "backbone.1.weight"
@@ -135,13 +135,13 @@ def test_each_model_is_run_once_per_batch(linears: Any) -> None:
     client = made(make, "0", LABELS)
     reply: Any = FML().train(client, message(make.model("shared")))
     x = client.train.inputs.float().flatten(1) / 255
-    for seed, got in (("private", weights_of(client.model)), ("shared", reply["meme"])):
+    for seed, received in (("private", weights_of(client.model)), ("shared", reply["meme"])):
         f = make.model(seed).backbone[1](x).detach()
-        assert got["backbone.2.num_batches_tracked"].item() == 1
-        assert torch.allclose(got["backbone.2.running_mean"], 0.1 * f.mean(0), rtol=1e-5)
+        assert received["backbone.2.num_batches_tracked"].item() == 1
+        assert torch.allclose(received["backbone.2.running_mean"], 0.1 * f.mean(0), rtol=1e-5)
 
 
-def test_the_shared_model_becomes_the_mean_of_those_who_returned(linears: Any) -> None:
+def test_the_shared_model_is_the_mean_over_clients_that_replied(linears: Any) -> None:
     make = linears(norm=True)
     makers = several(make, *SHARED, [1, 1])
     start = makers[0]().model  # what the server starts from
@@ -149,10 +149,12 @@ def test_the_shared_model_becomes_the_mean_of_those_who_returned(linears: Any) -
     for weights, (p, q) in {"uniform": (0.5, 0.5), "samples": (3 / 8, 5 / 8)}.items():
         method = FML(weights=weights)  # type: ignore[arg-type]
         outcome = run_rounds(InMemoryClients(method, makers), selected=lambda n: ("0", "1")).checked()
-        got: Any = outcome.server["meme"]
-        for name in got:
-            if got[name].is_floating_point():
-                assert torch.allclose(got[name], p * replies[0][name] + q * replies[1][name], rtol=1e-5, atol=1e-7)
+        received: Any = outcome.server["meme"]
+        for name in received:
+            if received[name].is_floating_point():
+                assert torch.allclose(
+                    received[name], p * replies[0][name] + q * replies[1][name], rtol=1e-5, atol=1e-7
+                )
         assert set(outcome.ledger.digests) == {"0", "1"}
 
 
@@ -169,7 +171,7 @@ def test_bytes_are_those_of_the_shared_model(auxiliary: str | None) -> None:
         assert stats.down == {"auxiliary": 0, "meme": 3 * w}
 
 
-def test_an_unknown_shared_model_is_refused() -> None:
+def test_an_unknown_shared_model_raises() -> None:
     with ToyFederation(FML, {"auxiliary": "tiny-cn"}) as toy, pytest.raises(InputError, match="tiny-cnn"):
         toy.run()
 
@@ -184,7 +186,7 @@ def test_one_client_trains_its_two_models(linears: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "expected_error"),
     [
         ({"alpha": 1.0}, r"^method.alpha is 1, which switches FML off; .*allow_degenerate: true$"),
         ({"beta": 1.0}, r"^method.beta is 1, which"),
@@ -192,8 +194,8 @@ def test_one_client_trains_its_two_models(linears: Any) -> None:
         ({"temperature": 0.0}, r"^method.temperature is 0.0; expected a number above 0"),
     ],
 )
-def test_wrong_weights_are_refused(fields: dict[str, float], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_wrong_weights_raise(fields: dict[str, float], expected_error: str) -> None:
+    with pytest.raises(InputError, match=expected_error):
         catalogue.make({"name": "fml", **fields})
 
 
@@ -209,5 +211,5 @@ def test_options_pass_the_battery(fields: dict[str, Any], check: str) -> None:
     testing.run_check(check, FML, fields)
 
 
-def test_the_lab_has_the_odd_batch_that_is_tested() -> None:
+def test_the_toy_data_has_an_incomplete_last_batch() -> None:
     assert sum(CLASS_COUNTS[3]) % 8 == 1

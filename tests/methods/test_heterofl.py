@@ -1,4 +1,4 @@
-"""HeteroFL and Federated Dropout: slices by width, label masks, the scaler, static BatchNorm, and what they cost."""
+"""HeteroFL and Federated Dropout: slices by width, label masks, the scaler, static BatchNorm, and traffic."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FLOAT = 4
 
 
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
-def test_with_all_widths_1_it_is_fedavg_to_the_last_bit(weights: Any) -> None:
+def test_with_all_widths_1_it_is_bit_identical_to_fedavg(weights: Any) -> None:
     some = {1: ("0", "1", "2"), 2: ("1", "3"), 3: ("0", "4")}
     with ToyFederation(HeteroFL, PLAIN) as toy:
         config = toy.config(models={"group": [WHOLE]}, rounds=3)
@@ -54,8 +54,8 @@ def test_with_all_widths_1_it_is_fedavg_to_the_last_bit(weights: Any) -> None:
 
 
 @pytest.mark.parametrize("method", [HeteroFL, FedDropout])
-def test_a_narrow_client_alone_changes_its_positions_only(method: Any) -> None:
-    """B1: at a rate of 1/16 at most the ceil block; all other positions keep their bits (T5)."""
+def test_a_single_narrow_client_changes_its_positions_only(method: Any) -> None:
+    """At a rate of 1/16 only the first ceil(n / 16) channels change; all other positions are bit-identical."""
     group = ["tiny-resnet@0.0625", WHOLE]
     with ToyFederation(method, {"mask_absent_classes": False}) as toy:
         config = toy.config(models={"group": group}, rounds=1)
@@ -81,19 +81,19 @@ def test_a_narrow_client_alone_changes_its_positions_only(method: Any) -> None:
     assert changed > 0
 
 
-def test_a_position_is_the_mean_over_those_who_hold_it() -> None:
+def test_a_position_is_the_mean_over_its_holders() -> None:
     with ToyFederation(HeteroFL, {**PLAIN, "weights": "samples"}) as toy:
         recorder = RecordingEngine()
         outcome = toy.run(toy.config(CLASS_COUNTS[:2], rounds=1), wrap=recorder).checked()
         server = server_of(toy)
-    got: Any = outcome.server["model"]
+    received: Any = outcome.server["model"]
     half, whole = (replies(recorder, "train")[k].weights("model")["head.weight"] for k in "01")
     n = [sum(share) for share in CLASS_COUNTS[:2]]
     kept = half.shape[1]
     expected = whole.clone()
     expected[:, :kept] = (n[0] * half + n[1] * whole[:, :kept]) / sum(n)
-    torch.testing.assert_close(got["head.weight"], expected)
-    columns = cut_of(server, "0", got)["head.weight"][1]
+    torch.testing.assert_close(received["head.weight"], expected)
+    columns = cut_of(server, "0", received)["head.weight"][1]
     assert columns is not None and columns.tolist() == list(range(kept))
 
 
@@ -130,7 +130,7 @@ def test_rows_of_absent_classes_stay_out_of_the_mean(value: Any) -> None:
         torch.testing.assert_close(after[name][0], (own[0][0] + own[1][0]) / 2)
 
 
-def test_accuracy_among_own_classes_is_measured_beside(linears: Any) -> None:
+def test_accuracy_among_own_classes_is_also_measured(linears: Any) -> None:
     with ToyFederation(HeteroFL, {"masked_accuracy": True}) as toy:
         outcome = toy.run(evaluate=True).checked()
     plain, masked = outcome.accuracy["global"], outcome.accuracy["global by own classes"]
@@ -144,7 +144,7 @@ def test_accuracy_among_own_classes_is_measured_beside(linears: Any) -> None:
 # the scaler
 
 
-def test_the_scaler_divides_hidden_layers_and_leaves_nothing_behind(linears: Any) -> None:
+def test_the_scaler_divides_hidden_layers_inside_its_context(linears: Any) -> None:
     # two layers: logits = W2 ((W1 x + b1) / r) + b2
     model = linears().model()
     x = torch.rand(5, 1, 1, 4, generator=torch.Generator().manual_seed(0))
@@ -172,7 +172,7 @@ def test_the_scaler_acts_on_narrow_clients_while_they_train() -> None:
         assert torch.equal(one, other) == same
 
 
-def test_the_scaler_is_off_in_evaluation_unless_asked_for() -> None:
+def test_the_scaler_is_off_in_evaluation_by_default() -> None:
     with ToyFederation(HeteroFL, {}) as toy:
         federation = toy.federation(toy.config(models={"group": ["tiny-cnn@0.5", "tiny-cnn"]}))
         client = federation.make_client("0")
@@ -201,13 +201,13 @@ def test_pooled_statistics_are_those_of_all_samples(counts: list[int], seed: int
         everything.append(x)
         own = {"n.running_mean": x.mean(0), "n.running_var": x.var(0, unbiased=False)}
         pooled.add(own, places, count)
-    found, union = pooled.result(), torch.cat(everything)
+    actual, union = pooled.result(), torch.cat(everything)
     for name, want in (("n.running_mean", union.mean(0)), ("n.running_var", union.var(0, unbiased=False))):
-        torch.testing.assert_close(found[name][[0, 2, 3]], want, rtol=1e-4, atol=1e-5)
-        assert found[name][1] == before[name][1]
+        torch.testing.assert_close(actual[name][[0, 2, 3]], want, rtol=1e-4, atol=1e-5)
+        assert actual[name][1] == before[name][1]
 
 
-def test_statistics_are_measured_by_every_client_and_kept_by_architecture() -> None:
+def test_statistics_are_measured_by_every_client_per_architecture() -> None:
     with ToyFederation(HeteroFL, {}) as toy:
         recorder = RecordingEngine()
         outcome = toy.run(toy.config(rounds=1), wrap=recorder, evaluate=True).checked()
@@ -235,7 +235,7 @@ def test_statistics_of_a_single_sample_do_not_count() -> None:
     assert all(bool(whole[name].any()) for name in means)
 
 
-def test_statistics_of_the_batch_leave_the_models_own_alone() -> None:
+def test_batch_statistics_do_not_change_running_statistics() -> None:
     model = build(WHOLE, shape=(1, 8, 8), classes=4)
     x = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     expected = build(WHOLE, shape=(1, 8, 8), classes=4)
@@ -250,7 +250,7 @@ def test_statistics_of_the_batch_leave_the_models_own_alone() -> None:
 
 
 def test_the_policies_predict_differently() -> None:
-    found = {}
+    actual = {}
     with ToyFederation(HeteroFL, {}) as toy:
         for bn in ("static-clients", "batch", "average"):
             method = HeteroFL(bn=bn, mask_absent_classes=False)
@@ -260,9 +260,9 @@ def test_the_policies_predict_differently() -> None:
             server.state = outcome.server
             method.adopt(client, Payload(method.publish(server).each["1"]))
             client.model.eval()
-            found[bn] = method.predict(client, client.test.inputs.float() / 255)
+            actual[bn] = method.predict(client, client.test.inputs.float() / 255)
             assert client.state["by_batch"] == (bn == "batch")
-    answers = list(found.values())
+    answers = list(actual.values())
     assert not any(torch.allclose(answers[a], answers[b]) for a, b in ((0, 1), (0, 2), (1, 2)))
 
 
@@ -275,7 +275,7 @@ def traffic(name: str, fields: dict[str, Any], **changed: Any) -> Outcome:
 
 
 @pytest.mark.parametrize("name", ["heterofl", "fedrolex", "fed-dropout"])
-def test_a_slice_travels_each_way(name: str) -> None:
+def test_a_slice_is_sent_each_way(name: str) -> None:
     # Clients 0, 2 and 4 have half of the width. A slice is #theta_k numbers, whichever channels are in it.
     (half, half_norms), (whole, norms) = sizes(HALF), sizes(WHOLE)
     theta = FLOAT * (3 * half + 2 * whole)
@@ -354,6 +354,6 @@ def test_a_server_filter_acts_on_their_updates(name: str, group: list[str]) -> N
     assert runs[0]["bytes"] == runs[1]["bytes"]  # at no cost to the clients
 
 
-def test_splitting_is_not_for_methods_that_cut_themselves() -> None:
+def test_splitting_does_not_apply_to_methods_with_slices() -> None:
     with ToyFederation(HeteroFL, {}) as toy, pytest.raises(InputError, match="cuts its models itself"):
         toy.experiment(toy.settings(splitting="width"))

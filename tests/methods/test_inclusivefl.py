@@ -1,4 +1,4 @@
-"""InclusiveFL: what types share, what is their own, and the momentum that a larger type gives to a smaller."""
+"""InclusiveFL: shared and own layers of types, and momentum from larger to smaller types."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def block(stage: int, number: int, tensor: str = SECOND) -> str:
 
 
 class Played:
-    """One round of two clients of different types: what was there, what they made of it, what the server made."""
+    """One round of two clients of different types: the initial model, their uploads, and the new model."""
 
     def __init__(self, group: list[str], rounds: int = 1, **fields: Any) -> None:
         with ToyFederation(InclusiveFL, fields) as toy:
@@ -37,7 +37,7 @@ class Played:
         self.before = self.server.memory.weights("model")
         self.server.state = outcome.server
         self.method = InclusiveFL(**fields)
-        self.trained = {k: got.weights("model") for k, got in replies(recorder, "train").items()}
+        self.trained = {k: received.weights("model") for k, received in replies(recorder, "train").items()}
         self.after = {k: Payload(m).weights("model") for k, m in self.method.publish(self.server).each.items()}
 
     def made(self, client: str, name: str) -> Tensor:
@@ -54,50 +54,50 @@ def same(a: Tensor, b: Tensor) -> None:
 
 
 def test_without_momentum_layers_are_averaged_and_tops_are_private() -> None:
-    found = Played([SMALL, LARGE], beta=0.0, allow_degenerate=True)
+    actual = Played([SMALL, LARGE], beta=0.0, allow_degenerate=True)
     n = N[0] + N[1]
     for name in (
         "backbone.trunk.stem.0.conv.weight",
         block(2, 0),
         block(0, 0),
     ):  # the only block of a stage is shared
-        mean = (N[0] * found.made("0", name) + N[1] * found.made("1", name)) / n
+        mean = (N[0] * actual.made("0", name) + N[1] * actual.made("1", name)) / n
         for k in "01":
-            same(found.moved(k, name), mean)
+            same(actual.moved(k, name), mean)
     for name in (block(2, 1), block(3, 1), "head.weight"):  # tops of the smaller, where the larger goes on
         if name != "head.weight":
             same(
-                found.moved("1", name), found.made("1", name)
+                actual.moved("1", name), actual.made("1", name)
             )  # in the larger nobody shares it: both hold it, one as top
-        same(found.moved("0", name), found.made("0", name))
-    same(found.moved("1", "head.weight"), found.made("1", "head.weight"))
+        same(actual.moved("0", name), actual.made("0", name))
+    same(actual.moved("1", "head.weight"), actual.made("1", "head.weight"))
 
 
-def test_with_beta_1_a_top_moves_like_the_mean_of_the_larger_types_blocks() -> None:
+def test_with_beta_1_a_top_moves_by_the_mean_of_the_larger_types_blocks() -> None:
     # Stage 2: the smaller type's top is block 1, the larger has blocks 1 and 2 there.
-    found = Played([SMALL, LARGE], beta=1.0)
+    actual = Played([SMALL, LARGE], beta=1.0)
     for stage in (2, 3):
         for tensor in (CONV, SECOND, "layers.0.norm.weight"):
-            mean = (found.made("1", block(stage, 1, tensor)) + found.made("1", block(stage, 2, tensor))) / 2
-            same(found.moved("0", block(stage, 1, tensor)), mean)
-    same(found.moved("0", "head.weight"), found.made("0", "head.weight"))
+            mean = (actual.made("1", block(stage, 1, tensor)) + actual.made("1", block(stage, 2, tensor))) / 2
+            same(actual.moved("0", block(stage, 1, tensor)), mean)
+    same(actual.moved("0", "head.weight"), actual.made("0", "head.weight"))
     statistic = block(2, 1, "layers.0.norm.running_mean")
-    same(found.moved("0", statistic), found.made("0", statistic))  # statistics get no momentum
+    same(actual.moved("0", statistic), actual.made("0", statistic))  # statistics get no momentum
 
 
-def test_momentum_is_a_share() -> None:
-    found = Played([SMALL, LARGE])  # beta = 0.2
+def test_momentum_is_weighted_by_beta() -> None:
+    actual = Played([SMALL, LARGE])  # beta = 0.2
     name = block(3, 1)
-    m = (found.made("1", name) + found.made("1", block(3, 2))) / 2
-    same(found.moved("0", name), 0.8 * found.made("0", name) + 0.2 * m)
+    m = (actual.made("1", name) + actual.made("1", block(3, 2))) / 2
+    same(actual.moved("0", name), 0.8 * actual.made("0", name) + 0.2 * m)
 
 
 def test_equal_numbers_of_blocks_give_no_momentum() -> None:
     # Stages 2 and 3 have two blocks in both types; in stages 0 and 1 the smaller's only block is shared.
-    found = Played([SMALL, MIDDLE], beta=1.0)
+    actual = Played([SMALL, MIDDLE], beta=1.0)
     for stage in (2, 3):
         for k in "01":
-            same(found.moved(k, block(stage, 1)), found.made(k, block(stage, 1)))
+            same(actual.moved(k, block(stage, 1)), actual.made(k, block(stage, 1)))
 
 
 def test_tops_can_be_private_or_shared_everywhere() -> None:
@@ -115,17 +115,17 @@ def test_tops_can_be_private_or_shared_everywhere() -> None:
         assert torch.equal(shared.after["0"][name], shared.after["1"][name])
 
 
-def test_shared_layers_are_the_same_bits_in_all_types_after_every_round() -> None:
+def test_shared_layers_are_bit_identical_in_all_types() -> None:
     for rounds in (1, 2):
-        found = Played([SMALL, LARGE], rounds=rounds)
+        actual = Played([SMALL, LARGE], rounds=rounds)
         tops = tuple(f"backbone.trunk.stages.{stage}.1." for stage in (2, 3))
-        shared = [name for name in found.after["0"] if not name.startswith((*tops, "head."))]
+        shared = [name for name in actual.after["0"] if not name.startswith((*tops, "head."))]
         assert block(2, 0) in shared and "backbone.trunk.stem.0.norm.running_mean" in shared
-        assert all(torch.equal(found.after["0"][name], found.after["1"][name]) for name in shared)
-        assert not torch.equal(found.after["0"]["head.weight"], found.after["1"]["head.weight"])
+        assert all(torch.equal(actual.after["0"][name], actual.after["1"][name]) for name in shared)
+        assert not torch.equal(actual.after["0"]["head.weight"], actual.after["1"]["head.weight"])
 
 
-def test_an_absent_type_keeps_its_own_and_gives_no_momentum() -> None:
+def test_an_absent_type_keeps_its_layers_and_gives_no_momentum() -> None:
     with ToyFederation(InclusiveFL, {"beta": 1.0}) as toy:
         models = {"group": [SMALL, LARGE]}
         recorder = RecordingEngine()
@@ -142,7 +142,7 @@ def test_an_absent_type_keeps_its_own_and_gives_no_momentum() -> None:
     assert torch.equal(large[block(2, 0)], trained[block(2, 0)])
 
 
-def test_the_model_of_the_type_travels_each_way() -> None:
+def test_the_model_of_the_type_is_sent_each_way() -> None:
     with ToyFederation(InclusiveFL, {}) as toy:
         round_stats = toy.run().checked().round_stats
     total = 0
@@ -154,14 +154,14 @@ def test_the_model_of_the_type_travels_each_way() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"), [({"beta": 0.0}, "switches InclusiveFL off"), ({"beta": 1.5}, "at most 1")]
+    ("fields", "message"), [({"beta": 0.0}, "switches InclusiveFL off"), ({"beta": 1.5}, "at most 1")]
 )
-def test_wrong_options_are_refused(fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_wrong_options_raise(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         InclusiveFL(**fields)
 
 
-def test_slices_by_width_are_refused() -> None:
+def test_slices_by_width_raise() -> None:
     with (
         ToyFederation(InclusiveFL, {}) as toy,
         pytest.raises(InputError, match=r"tiny-resnet10@0.5 is narrower than"),

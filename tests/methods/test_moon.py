@@ -1,4 +1,4 @@
-"""MOON: the contrastive loss, its frozen teachers, and the projection that travels beside the model."""
+"""MOON: the contrastive loss, its frozen reference models, and the projection head."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_common_rotation_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("projection", [True, False])
-def test_without_weight_it_is_fedavg_to_the_last_bit(projection: bool) -> None:
+def test_mu_0_is_bit_identical_to_fedavg(projection: bool) -> None:
     with ToyFederation(Moon, {"mu": 0.0, "allow_degenerate": True, "projection": projection}) as toy:
         config = toy.config()
         moon, plain = toy.run(config).checked(), toy.run(config, method=FedAvg()).checked()
@@ -62,7 +62,7 @@ def test_without_weight_it_is_fedavg_to_the_last_bit(projection: bool) -> None:
     assert [stats.up for stats in moon.round_stats] == [stats.up for stats in plain.round_stats]
 
 
-def test_a_first_round_has_no_contrastive_term() -> None:
+def test_the_first_round_has_no_contrastive_loss() -> None:
     with ToyFederation(Moon, {}) as toy:
         models: list[Any] = []
         for rounds in (1, 2):
@@ -149,7 +149,7 @@ def test_the_projection_has_the_clients_features_as_inputs(changed: Any, widths:
     assert outcome.round_stats[1].up["projection"] == outcome.round_stats[1].down["projection"] == 4 * numbers
 
 
-def test_columns_of_features_that_nobody_holds_stay() -> None:
+def test_columns_of_features_without_a_holder_do_not_change() -> None:
     # only clients of half the width take part: their 32 features are the first, the other columns keep their bits
     with ToyFederation(Moon, {"projection_width": 16}) as toy:
         config = toy.config(rounds=2, splitting="width", models={"group": ["tiny-resnet@0.5", "tiny-resnet"]})
@@ -162,13 +162,13 @@ def test_columns_of_features_that_nobody_holds_stay() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"mu": 0.0}, "mu is 0, which switches Moon off"),
         ({"temperature": 0.0}, "expected a number above 0"),
         ({"projection_width": 0}, "at least 1"),
     ],
 )
-def test_wrong_fields_are_refused(fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_wrong_options_raise(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         Moon(**fields)

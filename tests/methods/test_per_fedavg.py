@@ -1,4 +1,4 @@
-"""Per-FedAvg: meta steps on a parabola, the limits that are FedAvg, and evaluations that leave no trace."""
+"""Per-FedAvg: meta steps on a parabola, limits that equal FedAvg, and evaluation without side effects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CURVE = 3.0  # a of L = a/2 theta^2
 
 
 def on_a_parabola(method: PerFedAvg, theta: float) -> float:
-    """Where one meta step leads from theta; the samples do not matter."""
+    """Return theta after one meta step; the samples do not matter."""
     model = SplitModel(nn.Flatten(), nn.Linear(1, 1, bias=False), feature_dim=1, classes=1)
     weight = model.head.get_parameter("weight")
     nn.init.constant_(weight, theta)
@@ -66,7 +66,7 @@ def numbered(count: int) -> tuple[Tensor, Tensor]:
     return torch.arange(count).float(), torch.arange(count)
 
 
-def test_batches_are_divided_or_stand_for_all() -> None:
+def test_batches_are_split_or_reused() -> None:
     assert [y.tolist() for _, y in _split(*numbered(5), 2, minimum=1)] == [[0, 1, 2], [3, 4]]
     assert [y.tolist() for _, y in _split(*numbered(4), 3, minimum=1)] == [[0, 1], [2], [3]]
     assert [y.tolist() for _, y in _split(*numbered(3), 2, minimum=2)] == [[0, 1, 2]] * 2  # BatchNorm needs two
@@ -85,7 +85,7 @@ def test_clients_with_few_samples_take_part(linears: Any, norm: bool, kind: Any)
         assert all(bool(torch.isfinite(p).all()) for p in client.model.parameters())
 
 
-def test_the_personal_model_is_one_step_from_the_servers(linears: Any) -> None:
+def test_the_adapted_model_is_one_step_from_the_servers(linears: Any) -> None:
     make = linears()
     client, by_hand = make.client("0", [0, 1, 2]), make.client("0", [0, 1, 2])
     PerFedAvg(alpha=0.3).adopt(client, Payload({"model": weights_of(make.model("server"))}))
@@ -97,7 +97,7 @@ def test_the_personal_model_is_one_step_from_the_servers(linears: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"alpha": 0.0}, "alpha is 0, which switches PerFedAvg off"),
         ({"alpha": -0.1}, "alpha is -0.1; expected a number of at least 0"),
@@ -106,6 +106,6 @@ def test_the_personal_model_is_one_step_from_the_servers(linears: Any) -> None:
         ({"eval_steps": -1}, "eval_steps is -1; expected a number of at least 0"),
     ],
 )
-def test_wrong_fields_are_refused(fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_wrong_options_raise(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         PerFedAvg(**fields)

@@ -1,4 +1,4 @@
-"""pFedAFM: its two training steps and what each leaves alone, its mixing vector, its mean."""
+"""pFedAFM: its two training steps, its mixing vector, and the aggregate."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def message(model: Any) -> Payload:
 
 
 def ready(client: Client, model: Any, alpha: list[float]) -> nn.Module:
-    """Gives the client what it would have received, and the extractor that it builds from it."""
+    """Set the state that the client would have received, and return the extractor built from it."""
     client.state = {"auxiliary": "", "extractor": weights_of(model.backbone), "alpha": torch.tensor(alpha)}
     return PFedAFM().extractor(client)
 
@@ -94,7 +94,7 @@ def test_the_extractor_step_by_hand(linears: Any) -> None:
         assert torch.allclose(weights_of(extractor)[name], wanted, rtol=1e-5, atol=1e-7)
 
 
-def test_each_step_leaves_the_other_part_alone(linears: Any) -> None:
+def test_each_step_does_not_change_the_other_part(linears: Any) -> None:
     make = linears(norm=True, settings={"batch_size": 2, "epochs": 2})
     client = made(make)
     extractor = ready(client, make.model("shared"), [0.5, 0.5, 0.5])
@@ -111,7 +111,7 @@ def test_each_step_leaves_the_other_part_alone(linears: Any) -> None:
     assert all(p.requires_grad for p in extractor.parameters())
 
 
-def test_with_private_features_alone_the_models_are_those_of_local_training() -> None:
+def test_with_only_private_features_models_equal_local_training() -> None:
     with ToyFederation(PFedAFM, {"lr_alpha": 0.0, "allow_degenerate": True}) as toy:
         config = toy.config(rounds=3, train={"batch_size": 8, "lr": 0.05, "clip_norm": 0.3, "momentum": 0.5})
         mixed, local = toy.run(config).checked(), toy.run(config, method=Local()).checked()
@@ -136,7 +136,7 @@ def test_every_client_has_its_own_alpha() -> None:
     assert all(not torch.equal(alphas[i], alphas[j]) for i in range(5) for j in range(i))
 
 
-def test_alpha_is_not_decayed_with_the_weights(linears: Any) -> None:
+def test_alpha_has_no_weight_decay(linears: Any) -> None:
     # With equal extractors phi = G the mixture does not depend on alpha, so only decay could move it.
     make = linears(settings={"weight_decay": 0.1})
     client = made(make, seed="shared")
@@ -145,7 +145,7 @@ def test_alpha_is_not_decayed_with_the_weights(linears: Any) -> None:
     assert torch.allclose(client.memory.tensor("alpha"), torch.tensor([0.4, 0.5, 0.6]), atol=1e-6)
 
 
-def test_the_aggregate_is_the_weighted_mean_and_no_clients_own(linears: Any) -> None:
+def test_the_aggregate_is_the_weighted_mean(linears: Any) -> None:
     makers = several(linears(norm=True), *SHARED, [1, 1])
     start = makers[0]().model  # what the server starts from
     a, b = (PFedAFM().train(maker(), message(start))["extractor"] for maker in makers[:2])
@@ -162,7 +162,7 @@ def test_the_aggregate_is_the_weighted_mean_and_no_clients_own(linears: Any) -> 
         assert set(outcome.ledger.digests) == {"0", "1"}
 
 
-def test_prediction_mixes_with_the_extractor_that_was_received(linears: Any) -> None:
+def test_prediction_uses_the_received_extractor(linears: Any) -> None:
     make = linears(norm=True)
     client, shared = made(make), make.model("shared")
     x = client.train.inputs.float() / 255
@@ -179,7 +179,7 @@ def test_prediction_mixes_with_the_extractor_that_was_received(linears: Any) -> 
         assert torch.allclose(PFedAFM().predict(client, x), wanted, rtol=1e-6)
 
 
-def test_local_statistics_stay_with_their_client(linears: Any) -> None:
+def test_local_statistics_stay_at_the_client(linears: Any) -> None:
     # Client 0 goes into round 2 with the mean of all weights, and with its own statistics of round 1 or their mean.
     make = linears(norm=True)
     name = "2.running_mean"
@@ -210,7 +210,7 @@ def test_bytes_are_those_of_the_extractor(auxiliary: str | None) -> None:
         assert stats.down == {"auxiliary": 0, "extractor": 3 * size}
 
 
-def test_an_extractor_of_another_width_is_refused() -> None:
+def test_an_extractor_of_another_width_raises() -> None:
     with (
         ToyFederation(PFedAFM, {"auxiliary": "tiny-cnn@0.5"}) as toy,
         pytest.raises(InputError, match=r"^method.auxiliary tiny-cnn@0.5 has 32 features and .* have 64; name"),
@@ -219,14 +219,14 @@ def test_an_extractor_of_another_width_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "expected_error"),
     [
         ({"lr_alpha": 0.0}, r"^method.lr_alpha is 0, which switches PFedAFM off; .*allow_degenerate: true$"),
         ({"alpha_start": 1.5}, r"^method.alpha_start is 1.5; expected a number of at least 0 and at most 1"),
     ],
 )
-def test_wrong_fields_are_refused(fields: dict[str, float], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_wrong_options_raise(fields: dict[str, float], expected_error: str) -> None:
+    with pytest.raises(InputError, match=expected_error):
         catalogue.make({"name": "pfedafm", **fields})
 
 

@@ -1,4 +1,4 @@
-"""pFedLA: its mixing weights, what they mix, and the direction in which they learn."""
+"""pFedLA: its mixing weights, the mixed models, and the direction of the hypernetwork update."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LABELS = ([0, 1, 2], [0, 0, 1, 2, 2], [1, 1])
 
 
 def server_for(method: PFedLA, linears: Any, trained: bool = True) -> tuple[Server, list[Any]]:
-    """A server of three clients, each with a model of its own."""
+    """Return a server of three clients with different weights."""
     make = linears()
     server = InMemoryClients(method, make.several(*LABELS)).server(rounds=1)
     method.init(server)
@@ -28,7 +28,7 @@ def server_for(method: PFedLA, linears: Any, trained: bool = True) -> tuple[Serv
     return server, models
 
 
-def test_rows_of_weights_are_shares(linears: Any) -> None:
+def test_rows_of_mixing_weights_sum_to_1(linears: Any) -> None:
     method = PFedLA()
     server, _ = server_for(method, linears)
     for k in "012":
@@ -37,7 +37,7 @@ def test_rows_of_weights_are_shares(linears: Any) -> None:
         assert bool((alpha >= 0).all()) and torch.allclose(alpha.sum(1), torch.ones(2))
 
 
-def test_weights_that_died_leave_a_client_its_own_layer_and_are_told(linears: Any) -> None:
+def test_zero_rows_keep_the_own_layer_and_record_a_warning(linears: Any) -> None:
     method = PFedLA()
     server, models = server_for(method, linears)
     net = method.hypernetwork(server, "1")
@@ -52,7 +52,7 @@ def test_weights_that_died_leave_a_client_its_own_layer_and_are_told(linears: An
     assert torch.equal(mixed["backbone.1.weight"], models[1]["backbone.1.weight"])
 
 
-def test_all_weight_on_oneself_is_local_and_equal_weights_are_the_mean(linears: Any) -> None:
+def test_own_weight_1_is_local_and_equal_weights_are_the_mean(linears: Any) -> None:
     method = PFedLA()
     server, models = server_for(method, linears)
     own = method.mixed(server, models, "2", method.one_hot(server, "2"))
@@ -62,7 +62,7 @@ def test_all_weight_on_oneself_is_local_and_equal_weights_are_the_mean(linears: 
         assert torch.allclose(mean[name], (models[0][name] + models[1][name] + models[2][name]) / 3, atol=1e-7)
 
 
-def test_layers_have_weights_of_their_own(linears: Any) -> None:
+def test_layers_have_separate_mixing_weights(linears: Any) -> None:
     method = PFedLA()
     server, models = server_for(method, linears)
     mixed = method.mixed(server, models, "0", torch.tensor([[0.0, 1, 0], [0.25, 0, 0.75]]))
@@ -70,7 +70,7 @@ def test_layers_have_weights_of_their_own(linears: Any) -> None:
     assert torch.allclose(mixed["head.weight"], 0.25 * models[0]["head.weight"] + 0.75 * models[2]["head.weight"])
 
 
-def test_the_mixed_model_moves_toward_the_trained_one(linears: Any) -> None:
+def test_the_mixed_model_moves_towards_the_trained_one(linears: Any) -> None:
     # After a small step of the hypernetwork: <bar theta_new - bar theta_old, Delta_k> > 0. All outputs are made
     # positive, for a row in which ReLU leaves only one is that one's whatever happens.
     method = PFedLA(hyper_lr=0.001)
@@ -86,7 +86,7 @@ def test_the_mixed_model_moves_toward_the_trained_one(linears: Any) -> None:
         assert sum(float(((new[name] - t) * change[name]).sum()) for name, t in old.items()) > 0
 
 
-def test_only_those_who_take_part_change_at_the_server() -> None:
+def test_only_participants_change_at_the_server() -> None:
     with ToyFederation(PFedLA, {}) as toy:
         outcome = toy.run(selected=lambda number: ("1", "3")).checked()
         held: dict[str, Any] = {k: outcome.client(k)["model"] for k in "13"}
@@ -96,7 +96,7 @@ def test_only_those_who_take_part_change_at_the_server() -> None:
         assert all(torch.equal(stored[name], t) for name, t in model.items())  # theta_k = bar theta_k + Delta_k
 
 
-def test_statistics_stay_with_their_client() -> None:
+def test_statistics_stay_at_the_client() -> None:
     # the counter of BatchNorm is the client's own number of batches: shares of 9 to 12 samples in eights, two rounds
     with ToyFederation(PFedLA, {}) as toy:
         outcome = toy.run().checked()
@@ -129,18 +129,18 @@ def _first_server(toy: ToyFederation) -> Server:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "expected_error"),
     [
         ({"hyper_lr": 0.0}, "hyper_lr is 0, which switches PFedLA off"),
         ({"local_layers": -1}, "at least 0"),
         ({"embedding": 0}, "at least 1"),
     ],
 )
-def test_wrong_fields_are_refused(fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_wrong_options_raise(fields: dict[str, Any], expected_error: str) -> None:
+    with pytest.raises(InputError, match=expected_error):
         PFedLA(**fields)
 
 
-def test_more_local_layers_than_there_are_is_refused(linears: Any) -> None:
+def test_too_many_local_layers_raise(linears: Any) -> None:
     with pytest.raises(InputError, match="local_layers is 3, but the model has 2 layers"):
         server_for(PFedLA(local_layers=3), linears)

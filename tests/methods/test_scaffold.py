@@ -1,4 +1,4 @@
-"""SCAFFOLD: its controls sum to zero, its fixed point is the common minimum, and what is refused."""
+"""SCAFFOLD: its control variates, its fixed point at the common minimum, and errors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CASES = [(changed, full, "II") for changed in SPLITTINGS for full in (True, Fals
     CASES,
     ids=[f"{c.get('splitting', 'none')}-{'full' if f else 'partial'}-{o}" for c, f, o in CASES],
 )
-def test_the_servers_control_is_the_mean_of_the_clients(changed: dict[str, Any], full: bool, option: str) -> None:
+def test_the_server_control_is_the_mean_over_clients(changed: dict[str, Any], full: bool, option: str) -> None:
     # c(q) = (1/N_q) sum of c_k(q) over all N_q clients that hold q, also those who never took part: theirs is zero
     with ToyFederation(Scaffold, {"option": option}) as toy:
         config = toy.config(rounds=2, **changed)
@@ -58,7 +58,7 @@ def test_the_servers_control_is_the_mean_of_the_clients(changed: dict[str, Any],
         assert torch.allclose(t, wanted[name], rtol=1e-4, atol=1e-6 * max(1, largest)), name
 
 
-def test_controls_hold_parameters_only() -> None:
+def test_control_variates_cover_parameters_only() -> None:
     with ToyFederation(Scaffold, {}) as toy:
         outcome = toy.run().checked()
         names = {name for name, _ in toy.federation(toy.config()).make_client("0").model.named_parameters()}
@@ -66,7 +66,7 @@ def test_controls_hold_parameters_only() -> None:
     assert server.keys() == names
 
 
-def test_one_client_is_fedavg_to_the_last_bit() -> None:
+def test_one_client_is_bit_identical_to_fedavg() -> None:
     # c = c_0 always: the correction is 0
     with ToyFederation(Scaffold, {}) as toy:
         config = toy.config(CLASS_COUNTS[:1])
@@ -76,7 +76,7 @@ def test_one_client_is_fedavg_to_the_last_bit() -> None:
     assert all(torch.equal(a[name], b[name]) for name in b)
 
 
-def test_one_full_step_makes_both_options_the_gradient(linears: Any) -> None:
+def test_after_one_full_step_both_options_equal_the_gradient(linears: Any) -> None:
     # From zero controls: II gives (theta^t - theta_k)/(1 eta) = grad L_k(theta^t), which is what I says.
     make = linears()
     client = make.client("0", LABELS[0])
@@ -86,9 +86,9 @@ def test_one_full_step_makes_both_options_the_gradient(linears: Any) -> None:
     for option in ("I", "II"):
         other = make.client("0", LABELS[0])
         msg = Payload({"model": weights_of(other.model), "control": zeros})
-        got: Any = Scaffold(option=option).train(other, msg)
+        received: Any = Scaffold(option=option).train(other, msg)
         for name, g in gradient.items():
-            assert g is not None and torch.allclose(got["control"][name], g, rtol=1e-3, atol=1e-5)
+            assert g is not None and torch.allclose(received["control"][name], g, rtol=1e-3, atol=1e-5)
 
 
 def test_a_step_is_corrected_by_the_difference(linears: Any) -> None:
@@ -103,7 +103,7 @@ def test_a_step_is_corrected_by_the_difference(linears: Any) -> None:
         assert torch.allclose(corrected.model.get_parameter(name), p - 0.03, atol=1e-6)
 
 
-def test_it_stops_where_the_common_gradient_is_zero(linears: Any) -> None:
+def test_the_fixed_point_is_the_common_minimum(linears: Any) -> None:
     # Weight decay keeps the objective bounded; two clients that disagree, five full steps a round. FedAvg stops where
     # the clients' ways cancel, SCAFFOLD where their gradients do.
     make = linears(whole_head=True, features=3, settings={"epochs": 5, "lr": 0.3, "weight_decay": 0.1})
@@ -123,11 +123,11 @@ def test_it_stops_where_the_common_gradient_is_zero(linears: Any) -> None:
     assert slope(Scaffold()) < 0.05 * slope(FedAvg(weights="uniform"))
 
 
-@pytest.mark.parametrize(("train", "said"), [({"optimizer": "adam"}, "Adam"), ({"momentum": 0.9}, "momentum 0.9")])
-def test_other_optimisers_are_refused_unless_allowed(train: dict[str, Any], said: str) -> None:
+@pytest.mark.parametrize(("train", "message"), [({"optimizer": "adam"}, "Adam"), ({"momentum": 0.9}, "momentum 0.9")])
+def test_other_optimisers_raise_unless_allowed(train: dict[str, Any], message: str) -> None:
     with ToyFederation(Scaffold, {}) as toy:
         folder = toy.new_folder()
-        with pytest.raises(InputError, match=f"SCAFFOLD needs plain SGD, but the clients train with {said}"):
+        with pytest.raises(InputError, match=f"SCAFFOLD needs plain SGD, but the clients train with {message}"):
             toy.experiment(toy.settings(train=train), folder)
         assert not folder.exists()
         allowed = toy.run(toy.config(train={"batch_size": 8, **train}), method=Scaffold(allow_any_optimizer=True))

@@ -1,4 +1,4 @@
-"""ScaleFL: the losses of the exits, and that a level changes nothing beyond its last one."""
+"""ScaleFL: the losses of the exits, and layers beyond the last exit of a level."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def outputs(*rows: list[float]) -> list[torch.Tensor]:
 
 
 def terms(method: ScaleFL, exits: list[torch.Tensor], distils: bool = True) -> tuple[torch.Tensor, ...]:
-    found = method.exit_losses(exits, torch.tensor([0]), distils)
-    return found if isinstance(found, tuple) else (found,)
+    actual = method.exit_losses(exits, torch.tensor([0]), distils)
+    return actual if isinstance(actual, tuple) else (actual,)
 
 
 @pytest.mark.parametrize("exits", [1, 2, 4])
@@ -46,7 +46,7 @@ def test_the_loss_by_hand() -> None:
     assert terms(halved, outputs([0.0, 0.0], [math.log(3), 0.0]))[1].item() == pytest.approx(0.25 * kl / 3, rel=1e-5)
 
 
-def test_the_last_exit_teaches_and_is_not_taught() -> None:
+def test_the_last_exit_is_detached_as_teacher() -> None:
     exits = outputs([0.3, -0.2], [0.1, 0.4], [1.0, -1.0])
     _, apart = terms(ScaleFL(), exits)
     apart.backward()  # type: ignore[no-untyped-call]
@@ -64,15 +64,15 @@ def test_the_divergence_counts_after_the_first_quarter() -> None:
             outcome = toy.run(config, method=method, selected=lambda number: ("1",)).checked()
             digests.append([after["1"] for after in outcome.after_rounds])
         server = server_of(toy, rounds=8)
-        told = []
+        recorded = []
         for server.round in range(1, 9):
-            told.append(ScaleFL().announcement(server)["distils"])
+            recorded.append(ScaleFL().announcement(server)["distils"])
     one, other = digests
     assert one[:2] == other[:2] and one[2] != other[2]
-    assert told == [False, False, True, True, True, True, True, True]
+    assert recorded == [False, False, True, True, True, True, True, True]
 
 
-def test_what_lies_beyond_a_level_keeps_its_bits() -> None:
+def test_layers_beyond_a_level_do_not_change() -> None:
     with ToyFederation(ScaleFL, {}) as toy:
         before = server_of(toy).memory.weights("model")
         outcome = toy.run(toy.config(rounds=1), selected=lambda number: ("0",)).checked()
@@ -86,7 +86,7 @@ def test_what_lies_beyond_a_level_keeps_its_bits() -> None:
     assert not torch.equal(after[head][:, :4], before[head][:, :4])
 
 
-def test_a_slice_with_its_exits_travels_each_way() -> None:
+def test_a_slice_with_its_exits_is_sent_each_way() -> None:
     (small, _), (large, _) = (sizes(spec) for spec in LEVELS)
     with ToyFederation(ScaleFL, {"bn": "batch"}) as toy:
         round_stats = toy.run().checked().round_stats
@@ -106,19 +106,19 @@ def test_absent_classes_can_be_masked_at_every_exit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"gamma": 0.0}, "switches ScaleFL off"),
         ({"temperature": 0.0}, "above 0"),
         ({"distil_from": 1.5}, "at least 0 and at most 1"),
     ],
 )
-def test_wrong_options_are_refused(fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_wrong_options_raise(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         ScaleFL(**fields)
 
 
-def test_models_without_exits_are_refused_before_anything_is_written() -> None:
+def test_models_without_exits_raise_before_anything_is_written() -> None:
     with (
         ToyFederation(ScaleFL, {}) as toy,
         pytest.raises(InputError, match="needs models with early exits, but tiny-resnet"),

@@ -1,4 +1,4 @@
-"""Methods that keep one server model, with clients that hold parts of it; and what they send."""
+"""Methods with one server model and clients that hold parts of it, and their message sizes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEPTHS: dict[str, Any] = {"splitting": "layer", "models": {"group": ["tiny-vit-2
 METHODS = ["fedavg", "fedprox", "fednova", "scaffold", "moon", "per-fedavg"]
 
 
-def test_these_methods_leave_it_to_the_config_what_clients_hold() -> None:
+def test_methods_with_one_model_support_splitting() -> None:
     assert set(splittable_methods()) == set(METHODS)
 
 
@@ -33,7 +33,7 @@ def test_these_methods_leave_it_to_the_config_what_clients_hold() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_clients_that_hold_everything_are_the_plain_method(method: str) -> None:
+def test_full_clients_equal_the_plain_method(method: str) -> None:
     with ToyFederation(catalogue.load(method), {}) as toy:
         plain = toy.run(toy.config(models={"group": ["tiny-resnet"]}))
         held = toy.run(toy.config(splitting="width", models={"group": ["tiny-resnet"], "server": "tiny-resnet"}))
@@ -66,7 +66,7 @@ def test_positions_are_averaged_over_their_holders(changed: dict[str, Any]) -> N
         assert torch.allclose(server[name].double(), t / count[name], rtol=1e-5, atol=1e-7), name
 
 
-def test_what_nobody_holds_keeps_its_bits() -> None:
+def test_positions_without_a_holder_do_not_change() -> None:
     with ToyFederation(FedAvg, {}) as toy:
         config = toy.config(splitting="stage", models={"group": ["tiny-resnet10"], "server": "tiny-resnet26"})
         after: Any = toy.run(config).checked().server["model"]
@@ -98,7 +98,7 @@ def test_equal_architectures_share_and_others_do_not() -> None:
 
 def test_layer_slices_have_the_servers_features_and_stage_slices_those_of_the_first_stage() -> None:
     x = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(1))
-    seen: dict[str, list[list[list[torch.Tensor]]]] = {}
+    observed: dict[str, list[list[list[torch.Tensor]]]] = {}
     for kind, (whole, part) in {
         "layer": ("tiny-vit-4", "tiny-vit-2"),
         "stage": ("tiny-resnet26", "tiny-resnet18"),
@@ -106,37 +106,37 @@ def test_layer_slices_have_the_servers_features_and_stage_slices_those_of_the_fi
         big, small = (build(ModelSpec(name), shape=(1, 8, 8), classes=4).eval() for name in (whole, part))
         index = cut_specs(whole, part, shape=(1, 8, 8), classes=4)
         small.load_state_dict(extract(weights_of(big), index))
-        seen[kind] = [_outputs(model, x) for model in (big, small)]
-    deep, shallow = seen["layer"]
+        observed[kind] = [_outputs(model, x) for model in (big, small)]
+    deep, shallow = observed["layer"]
     assert [len(stage) for stage in deep] == [4] and [len(stage) for stage in shallow] == [2]
     assert all(torch.equal(a, b) for a, b in zip(deep[0], shallow[0], strict=False))
-    deep, shallow = seen["stage"]
+    deep, shallow = observed["stage"]
     assert {len(stage) for stage in deep} == {3} and {len(stage) for stage in shallow} == {2}
     assert all(torch.equal(a, b) for a, b in zip(deep[0], shallow[0], strict=False))
     assert not torch.allclose(deep[1][0], shallow[1][0])  # its input lacks the last block of stage 1
 
 
 def _outputs(model: Any, x: torch.Tensor) -> list[list[torch.Tensor]]:
-    """What every block gives, by stage."""
+    """Return the output of every block, by stage."""
     from polyfed.models.slicing import block_names
 
-    found: dict[str, torch.Tensor] = {}
+    actual: dict[str, torch.Tensor] = {}
     names = block_names(model)
     for stage in names:
         for name in stage:
             model.get_submodule(name).register_forward_hook(
-                lambda module, args, out, name=name: found.__setitem__(name, out.detach())
+                lambda module, args, out, name=name: actual.__setitem__(name, out.detach())
             )
     with torch.no_grad():
         model(x)
-    return [[found[name] for name in stage] for stage in names]
+    return [[actual[name] for name in stage] for stage in names]
 
 
 # refusals, before anything runs
 
 
 @pytest.mark.parametrize(
-    ("method", "changed", "said"),
+    ("method", "changed", "expected_error"),
     [
         ("fedavg", {"models": {"group": "tiny-resnets"}}, "needs one architecture"),
         ("fedavg", {**STAGES, "splitting": "width"}, "splitting is 'width', but .* is cut by depth"),
@@ -149,10 +149,10 @@ def _outputs(model: Any, x: torch.Tensor) -> list[list[torch.Tensor]]:
         ("fedproto", STAGES, "FedProto does not keep one server model"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_one_sentence(method: str, changed: dict[str, Any], said: str) -> None:
+def test_impossible_splitting_raises_one_sentence(method: str, changed: dict[str, Any], expected_error: str) -> None:
     with ToyFederation(catalogue.load(method), {}) as toy:
         folder = toy.new_folder()
-        with pytest.raises(InputError, match=said) as refusal:
+        with pytest.raises(InputError, match=expected_error) as refusal:
             toy.experiment(toy.settings(**changed), folder)
         assert not folder.exists() and "\n" not in str(refusal.value)
 
@@ -207,7 +207,7 @@ def test_bytes_are_those_of_the_formulas(method: str, changed: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_noise_is_on_the_upload_alone_and_as_strong_as_asked(method: str, linears: Any) -> None:
+def test_noise_is_only_on_the_upload_with_the_given_level(method: str, linears: Any) -> None:
     kind: Any = catalogue.load(method)
     make = linears(pixels=60, features=60, norm=True, settings={"batch_size": 4})
     start = weights_of(make.model())
@@ -231,7 +231,7 @@ def test_noise_is_on_the_upload_alone_and_as_strong_as_asked(method: str, linear
     assert spread.item() == pytest.approx(0.5, rel=0.05)
 
 
-def test_noise_is_drawn_anew_for_every_client_and_round() -> None:
+def test_noise_differs_between_clients_and_rounds() -> None:
     with ToyFederation(FedAvg, {"upload_noise": 0.5}) as toy:
         noisy, again = toy.run().checked(), toy.run().checked()
         clean = toy.run(method=FedAvg()).checked()
@@ -251,7 +251,7 @@ def test_a_shorter_server_step() -> None:
         assert torch.allclose(half[name].double(), wanted.double(), rtol=1e-5, atol=1e-6)
 
 
-def test_a_server_model_that_nobody_holds_a_part_of_is_refused(tmp_path: Path) -> None:
+def test_a_server_model_without_holders_raises(tmp_path: Path) -> None:
     with ToyFederation(FedAvg, {}) as toy:
         settings = toy.settings(CLASS_COUNTS[:2], models={"group": ["tiny-resnet10"], "server": "tiny-resnet18"})
         with pytest.raises(InputError, match=r"models\.server is given"):

@@ -1,4 +1,4 @@
-"""The loss that curves show is the original task's, whatever a method adds to it."""
+"""Training curves show the task loss only, without the terms that a method adds."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LITTLE_WORK: dict[str, dict[str, Any]] = {"dffke": {"width": 16, "decoder_channe
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_first_term_is_the_cross_entropy_of_the_clients_model(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[float, float]] = []
+    observed: list[tuple[float, float]] = []
 
     def watched(
         modules: Iterable[nn.Module], loss: Callable[..., Any], samples: Samples, *rest: Any, **more: Any
@@ -48,19 +48,19 @@ def test_the_first_term_is_the_cross_entropy_of_the_clients_model(name: str, mon
             model.train()
             terms = loss(x, y)
             task = terms if isinstance(terms, torch.Tensor) else terms[0]
-            seen.append((float(task.detach()), float(F.cross_entropy(model(x), y).detach())))
+            observed.append((float(task.detach()), float(F.cross_entropy(model(x), y).detach())))
         return fit(modules, loss, samples, *rest, **more)
 
     monkeypatch.setattr(client_room, "fit", watched)
     with ToyFederation(catalogue.load(name), LITTLE_WORK.get(name, {})) as toy:
         outcome = toy.run(toy.config(CLASS_COUNTS[:2])).checked()
-    assert len(seen) >= 2
-    for task, plain in seen:
+    assert len(observed) >= 2
+    for task, plain in observed:
         assert task == pytest.approx(plain, rel=1e-5)
     assert all(stats.task_loss() is not None for stats in outcome.round_stats)
 
 
-def test_what_is_trained_beside_the_model_is_not_in_the_curve(linears: Any) -> None:
+def test_other_trained_modules_are_not_in_the_curve(linears: Any) -> None:
     client = linears().client("0", [0, 1, 2, 0, 1, 2])
     other = linears().model("another")
     client.fit()
@@ -70,7 +70,7 @@ def test_what_is_trained_beside_the_model_is_not_in_the_curve(linears: Any) -> N
 
 
 @pytest.mark.parametrize("name", ["fedtype", "pfedafm"])
-def test_of_two_fits_in_a_round_one_counts(name: str) -> None:
+def test_one_of_two_fits_per_round_is_recorded(name: str) -> None:
     with ToyFederation(catalogue.load(name), {}) as toy:
         stats = toy.run(toy.config(rounds=1)).checked().round_stats[0]
     assert len(stats.trained) == len(CLASS_COUNTS)  # one per client, though each trained two models

@@ -77,9 +77,9 @@ class FedGen(Method):
                 server.state["labels"] = {**server.memory.weights("labels"), name: counts}
         cohort.measure("personal", "global")  # clients are evaluated while the server trains
         server.state["head"] = mean.result(server.memory.weights("head"))  # h <- sum_k p_k h_k
-        shares = self.label_distribution(server, cohort)
-        if sum(samples) > 0 and shares.any() and not self.untrained_generator:
-            self.train_generator(server, heads, torch.tensor(samples) / sum(samples), shares)
+        distribution = self.label_distribution(server, cohort)
+        if sum(samples) > 0 and distribution.any() and not self.untrained_generator:
+            self.train_generator(server, heads, torch.tensor(samples) / sum(samples), distribution)
 
     @step(
         down={"head": WeightsField("head"), "generator": TreeField(), "shares": TensorField(("classes",))},
@@ -92,13 +92,13 @@ class FedGen(Method):
     def train(self, client: Client, msg: Payload) -> Reply:
         client.load(msg.weights("head"), into=client.model.head)
         generator = self.received_generator(client, msg)
-        shares, stream = msg.tensor("shares"), client.stream("generated")
+        distribution, stream = msg.tensor("shares"), client.stream("generated")
 
         def loss(x: Tensor, y: Tensor) -> Tensor | tuple[Tensor, Tensor]:
             task = client.cross_entropy(x, y)
-            if not shares.any():
+            if not distribution.any():
                 return task
-            labels, f = generator.sample(shares, client.settings.batch_size, stream)  # y~, G(y~, eps)
+            labels, f = generator.sample(distribution, client.settings.batch_size, stream)  # y~, G(y~, eps)
             return task, self.guidance * F.cross_entropy(client.model.head(f), labels)
 
         client.fit(loss)
@@ -121,7 +121,9 @@ class FedGen(Method):
         counts = sum((t.double().clamp(min=0) for t in chosen), torch.zeros(server.classes, dtype=torch.float64))
         return (counts / counts.sum().clamp(min=1)).float()
 
-    def train_generator(self, server: Server, heads: Sequence[dict[str, Tensor]], p: Tensor, shares: Tensor) -> None:
+    def train_generator(
+        self, server: Server, heads: Sequence[dict[str, Tensor]], p: Tensor, distribution: Tensor
+    ) -> None:
         """Minimise CE(sum_k p_k h_k(G(y, eps)), y) over G, with y drawn from the label distribution."""
         generator = self.generator(server.seed, server.classes, server.features)
         copy_into(generator, server.memory.weights("generator"))
@@ -130,7 +132,7 @@ class FedGen(Method):
         head, stream = server.build(server.roster[0].spec).head.eval(), server.stream("generator")
         stacked = {name: torch.stack([h[name] for h in heads]) for name in heads[0]}
         for _ in range(self.generator_steps):
-            y, f = generator.sample(shares, self.generator_batch, stream)
+            y, f = generator.sample(distribution, self.generator_batch, stream)
             z = vmap(lambda h, f=f: functional_call(head, h, (f,)))(stacked)  # logits of every h_k
             optimizer.zero_grad(set_to_none=True)
             F.cross_entropy(torch.einsum("k,kbc->bc", p, z), y).backward()  # type: ignore[no-untyped-call]
@@ -152,9 +154,9 @@ class FeatureGenerator(nn.Module):
             nn.Linear(classes + noise, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, features)
         )
 
-    def sample(self, shares: Tensor, number: int, stream: torch.Generator) -> tuple[Tensor, Tensor]:
+    def sample(self, distribution: Tensor, number: int, stream: torch.Generator) -> tuple[Tensor, Tensor]:
         """Draw labels from the label distribution, and generate a feature for each."""
-        labels = torch.multinomial(shares, number, replacement=True, generator=stream)
+        labels = torch.multinomial(distribution, number, replacement=True, generator=stream)
         noise = torch.rand(number, self.noise, generator=stream)
-        features: Tensor = self.layers(torch.cat([F.one_hot(labels, len(shares)).float(), noise], 1))
+        features: Tensor = self.layers(torch.cat([F.one_hot(labels, len(distribution)).float(), noise], 1))
         return labels, features

@@ -106,11 +106,11 @@ def test_steps_go_round_the_data_and_stop() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "norm", "seen"),
+    ("n", "norm", "observed"),
     [(9, False, 9), (9, True, 8), (8, True, 8), (10, True, 10), (1, False, 1), (1, True, 0), (5, True, 4)],
 )
-def test_a_single_last_sample_is_dropped_only_for_batchnorm(n: int, norm: bool, seen: int) -> None:
-    assert train(network(norm=norm), samples(n)).samples == seen
+def test_a_single_last_sample_is_dropped_only_for_batchnorm(n: int, norm: bool, observed: int) -> None:
+    assert train(network(norm=norm), samples(n)).samples == observed
 
 
 def test_a_dropped_sample_has_its_turn_in_another_epoch() -> None:
@@ -191,6 +191,6 @@ def test_pixels_become_floats_in_zero_to_one() -> None:
 
 def test_score_counts_right_answers() -> None:
     data = Samples(torch.zeros(1000, 1, 2, 2, dtype=torch.uint8), torch.arange(1000) % 4)
-    got = score(lambda x: torch.tensor([0.0, 1.0, 0.5, -1.0]).expand(len(x), 4), data)
-    assert (got.correct, got.total, got.accuracy) == (250, 1000, 0.25)
+    received = score(lambda x: torch.tensor([0.0, 1.0, 0.5, -1.0]).expand(len(x), 4), data)
+    assert (received.correct, received.total, received.accuracy) == (250, 1000, 0.25)
     assert math.isnan(score(lambda x: x, Samples(data.inputs[:0], data.labels[:0])).accuracy)
