@@ -48,9 +48,11 @@ def _data() -> tuple[datasets.Dataset, tempfile.TemporaryDirectory[str]]:
     """Return the dataset, created once per process, and its temporary folder."""
     folder = tempfile.TemporaryDirectory(prefix="polyfed-toy-data-")
     stream = np.random.Generator(np.random.PCG64(5))
-    train, test = toy_images(PER_CLASS, stream), toy_images(5, stream)
+    parts = [toy_images(PER_CLASS, stream), toy_images(5, stream)]
+    (train, train_labels), (test, test_labels) = [(np.rint(x * 255).astype(np.uint8), y) for x, y in parts]
     names = [f"class {c}" for c in range(CLASSES)]
-    return datasets.from_arrays("toy", *train, *test, class_names=names, cache=Path(folder.name)), folder
+    cache = Path(folder.name)
+    return datasets.from_arrays("toy", train, train_labels, test, test_labels, class_names=names, cache=cache), folder
 
 
 @dataclass(frozen=True)
