@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: run test bench setup lint types browser clean
+.PHONY: run test test-method test-room bench setup lint types browser clean
 
 setup: $(VENV)/.installed
 
@@ -41,6 +41,16 @@ browser:
 
 test: browser lint types
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+# The tests of one method: `make test-method M=fedproto`.
+test-method: $(VENV)/.developer
+	@test -n "$(M)" || { echo "Name a method: make test-method M=fedproto"; exit 2; }
+	$(BIN)/python -m pytest -n 2 tests/methods tests/filters -k "$(subst -,_,$(M)) or $(M)"
+
+# The tests of one room: `make test-room R=report`.
+test-room: $(VENV)/.developer
+	@test -d "tests/$(R)" || { echo "Name a folder of tests/: make test-room R=report"; exit 2; }
+	$(BIN)/python -m pytest -n 2 --dist loadgroup "tests/$(R)"
 
 bench: setup
 	$(BIN)/polyfed bench

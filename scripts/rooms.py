@@ -1,0 +1,131 @@
+"""The rooms of the package: what lives in each, and which other rooms it may import.
+
+`tests/test_rooms.py` checks the imports against this list. `python scripts/rooms.py` writes the list and its diagram into
+`docs/design.md` and `CONTRIBUTING.md`, between the markers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+START, END = "<!-- rooms: written by scripts/rooms.py -->", "<!-- end of rooms -->"
+PAGES = ("docs/design.md", "CONTRIBUTING.md")
+EVERYWHERE = {"errors"}  # every room may import these
+
+
+@dataclass(frozen=True)
+class Room:
+    """A folder or a module of its own directly below `src/polyfed`."""
+
+    holds: str
+    imports: frozenset[str]
+
+
+def _room(holds: str, imports: str = "") -> Room:
+    return Room(holds, frozenset(imports.split()))
+
+
+# From the top of the house to its foundations. A room may import the rooms that it names here, and no others.
+ROOMS: dict[str, Room] = {
+    "__main__": _room("`python -m polyfed`", "cli"),
+    "cli": _room(
+        "the commands, one module each",
+        "__init__ api attack benchmarks catalogue comparison config core data deploy engines experiment federation machine "
+        "models report runs ui",
+    ),
+    "benchmarks": _room(
+        "measurements of time and memory, as ratios within one run",
+        "api catalogue config core data deploy engines experiment federation models runs training ui",
+    ),
+    "testing": _room(
+        "the checks that every method passes; users run them on methods of their own",
+        "api config core data engines experiment federation models runs training",
+    ),
+    "attack": _room("reconstruction attacks on recorded uploads", "api core federation guards runs training"),
+    "deploy": _room(
+        "federations between real sites on Flower: coordinator, sites, keys, gateway",
+        "__init__ api catalogue config core data engines experiment federation models runs trackers training",
+    ),
+    "__init__": _room("the public Python interface: `import polyfed`", "api comparison core models"),
+    "api": _room(
+        "`polyfed.run` and the other functions that mirror commands",
+        "catalogue config core data engines experiment federation runs trackers",
+    ),
+    "experiment": _room(
+        "the loop over rounds, with checkpoints, events and results",
+        "__init__ config core engines federation guards machine runs",
+    ),
+    "federation": _room(
+        "from a config to clients with models and data",
+        "analysis catalogue config core data engines guards machine models runs training",
+    ),
+    "trackers": _room("TensorBoard, MLflow and Weights & Biases", "config runs"),
+    "report": _room("figures, tables and the HTML report, from run folders", "__init__ comparison runs"),
+    "ui": _room("the live dashboard, from run folders", "comparison runs"),
+    "comparison": _room("means, standard deviations and tables over runs", "runs"),
+    "config": _room("config keys, presets, overrides and sweeps", "catalogue data"),
+    "catalogue": _room("which methods and filters exist, and how to make them", "core filters methods"),
+    "methods": _room("one file or folder per method", "core data models training"),
+    "filters": _room("steps between a server's update and its model, such as InCo", "core models training"),
+    "engines": _room("serial, pool, Ray and Flower: run a call on clients", "core machine"),
+    "guards": _room("differential privacy for what clients upload", "core training models"),
+    "runs": _room("the run folder: config, events, checkpoints, results", "core"),
+    "core": _room("Method, Client, Server, Cohort, messages, random streams", "models training"),
+    "analysis": _room("measures of what models learned: CKA, t-SNE", "models training"),
+    "models": _room("the model zoo, groups, and slicing into sub-models"),
+    "training": _room("the local training loop, losses and evaluation"),
+    "data": _room("datasets, readers and partitions"),
+    "machine": _room("cores and memory of this machine"),
+    "errors": _room("errors that users meet, each one sentence"),
+}
+# Imports that are not dependencies: file and room, with the reason.
+EXCEPTIONS = {
+    ("engines/worker.py", "federation"): "workers are forked from a process that has imported all that clients need",
+}
+
+
+def reduced() -> dict[str, set[str]]:
+    """Return the imports without those that follow from others, which keeps the diagram readable."""
+
+    def reach(room: str) -> set[str]:
+        return {below for name in ROOMS[room].imports - {"__init__"} for below in ({name} | reach(name))}
+
+    return {
+        room: {
+            name
+            for name in entry.imports - {"__init__"}
+            if not any(name in reach(other) for other in entry.imports - {name, "__init__"})
+        }
+        for room, entry in ROOMS.items()
+    }
+
+
+def diagram() -> str:
+    """Return the Mermaid text of the picture."""
+    shown = [room for room in ROOMS if room not in EVERYWHERE | {"__init__", "__main__"}]
+    edges = [f"    {room} --> {name}" for room, names in reduced().items() if room in shown for name in sorted(names)]
+    return "\n".join(["```mermaid", "flowchart TD", *edges, "```"])
+
+
+def table() -> str:
+    """Return the Markdown table of all rooms."""
+    rows = [f"| `{room}` | {entry.holds} |" for room, entry in ROOMS.items()]
+    return "\n".join(["| room | what lives there |", "|---|---|", *rows])
+
+
+def text() -> str:
+    """Return what stands between the markers of a page."""
+    return f"{START}\n{diagram()}\n\n{table()}\n{END}"
+
+
+def main() -> None:
+    root = Path(__file__).resolve().parents[1]
+    for name in PAGES:
+        page = root / name
+        before, _, rest = page.read_text(encoding="utf-8").partition(START)
+        page.write_text(before + text() + rest.partition(END)[2], encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
