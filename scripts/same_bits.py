@@ -166,7 +166,10 @@ def main() -> int:
 
 def _report(name: str, before: str, after: str) -> int:
     equal = before == after and not before.startswith("failed")
-    print(f"{'equal    ' if equal else 'DIFFERENT'}  {name}  {before[:60]}" + ("" if equal else f"  {after[:160]}"), flush=True)  # noqa: T201
+    print(
+        f"{'equal    ' if equal else 'DIFFERENT'}  {name}  {before[:60]}" + ("" if equal else f"  {after[:160]}"),
+        flush=True,
+    )  # noqa: T201
     return 0 if equal else 1
 
 

@@ -67,7 +67,9 @@ def test_every_listed_import_exists() -> None:
     used: dict[str, set[str]] = {name: set() for name in rooms.ROOMS}
     for path in FILES:
         used[room(path)] |= rooms_used(path.read_text(), path)
-    assert {name: sorted(entry.imports - used[name]) for name, entry in rooms.ROOMS.items()} == dict.fromkeys(used, [])
+    assert {name: sorted(entry.imports - used[name]) for name, entry in rooms.ROOMS.items()} == dict.fromkeys(
+        used, []
+    )
 
 
 def test_the_rooms_form_no_circle() -> None:
@@ -103,7 +105,9 @@ def test_the_pages_show_this_list(page: str) -> None:
     assert rooms.text() in Path(page).read_text(encoding="utf-8"), "run python scripts/rooms.py"
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if p.name == "__init__.py"], ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "path", [p for p in FILES if p.name == "__init__.py"], ids=lambda p: str(p.relative_to(ROOT))
+)
 def test_every_package_says_what_lives_there(path: Path) -> None:
     assert len(ast.get_docstring(ast.parse(path.read_text())) or "") >= 40
 

@@ -52,8 +52,8 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["method=fedprto"], "no method called 'fedprto'; did you mean 'fedproto'?"),
         (["method.guidnce=2"], "method fedproto has no option 'guidnce'; did you mean 'guidance'?"),
         (["method.guidance=high"], "method.guidance is 'high'"),
-        (["models.group=tiny5"], "'tiny5' is unknown: did you mean 'tiny4'?"),
-        (["models.group=[tiny-cn]"], "'tiny-cn' is unknown: did you mean 'tiny-cnn'?"),
+        (["models.group=tiny5"], "Unknown model group 'tiny5'; did you mean 'tiny4'?"),
+        (["models.group=[tiny-cn]"], "Unknown model 'tiny-cn'; did you mean 'tiny-cnn'?"),
         (["data.dataset=digit"], "unknown dataset 'digit'; did you mean 'digits'?"),
         (["data.partition.scheme=dirichle"], "did you mean 'dirichlet'?"),
         (["data.partition.scheme=pathological", "data.partition.classes_per_client=11"], "11"),
@@ -102,7 +102,7 @@ def test_a_missing_and_a_damaged_config_file(capsys: pytest.CaptureFixture[str])
 def test_data_files_that_are_missing_or_corrupt(capsys: pytest.CaptureFixture[str]) -> None:
     mnist = ["run", "quickstart", SERIAL, "data.dataset=mnist", "data.root=files"]
     Path("files").mkdir()
-    assert "'mnist' was not found in data.root" in refused(mnist, capsys)
+    assert "cannot find dataset 'mnist' in data.root" in refused(mnist, capsys)
     names = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
     for name in names:
         Path("files", f"{name}.gz").write_bytes(gzip.compress(b"not what it says"))

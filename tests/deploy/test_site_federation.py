@@ -118,7 +118,7 @@ def test_other_class_names_give_other_labels(tmp_path: Path) -> None:
             (1, 9, 9),
             "are 1x8x8, but this federation has agreed on 1x9x9",
         ),
-        (lambda folder: array_folder(folder / "a", [0, 7]), (1, 8, 8), "found label 7, but with 3 classes"),
+        (lambda folder: array_folder(folder / "a", [0, 7]), (1, 8, 8), "found label 7; with 3 classes"),
     ],
 )
 def test_data_that_do_not_match_are_refused(tmp_path: Path, make: Any, shape: Any, message: str) -> None:

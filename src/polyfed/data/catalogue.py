@@ -54,7 +54,7 @@ class KnownDataset:
     @property
     def channels(self) -> int | None:
         """The channels of its pictures; None if the first picture decides."""
-        return self.shape[0] if self.kind == "picture" and self.shape is not None else None
+        return self.shape[0] if self.shape is not None and len(self.shape) == 3 else None
 
 
 KNOWN: Mapping[str, KnownDataset] = {

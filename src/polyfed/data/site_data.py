@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from polyfed.data import cache as cache_room
-from polyfed.data.arrays import Decoded, Part
-from polyfed.data.catalogue import KnownDataset
+from polyfed.data.arrays import Decoded, Part, check_labels, size_text
+from polyfed.data.catalogue import Format, KnownDataset
 from polyfed.data.dataset import Dataset, open_cached
 from polyfed.data.locations import ACCEPTED, local_place
 from polyfed.errors import InputError, nearest
@@ -18,33 +18,37 @@ from polyfed.errors import InputError, nearest
 def load_own(
     folder: Path, *, shape: tuple[int, ...], class_names: tuple[str, ...], cache: Path | None = None
 ) -> Dataset:
-    """Open a folder of pictures or arrays. A site may lack classes: what it has is matched by name, else by number.
+    """Open the data of a site. The site may lack classes; classes are matched by name, or by number without names.
 
-    Pictures of another size are cropped to the central square and scaled; arrays must have the shape.
+    Pictures of another size are cropped to the central square and scaled; other samples must have the agreed shape.
     """
     if not folder.is_dir():
         raise InputError(f"there is no folder '{folder}' with data")
-    known = KnownDataset(folder.name or "data", shape, len(class_names), 0, 0, resize=shape[1])
+    side = shape[1] if len(shape) == 3 else None
+    pictures = Format(resize=side)
+    known = KnownDataset(folder.name or "data", shape, 0, 0, 0, resize=side, kind="any", format=pictures)
     place = local_place(known, [folder])
     if place is None:
         raise InputError(f"no data was found in '{folder}'; accepted there: {ACCEPTED}")
     agreed = hashlib.blake2b(repr((shape, class_names)).encode(), digest_size=4).hexdigest()
-    kept = cache_room.folder_for(known.name, f"{place.digest()}-{agreed}", cache)
+    target = cache_room.folder_for(known.name, f"{place.digest()}-{agreed}", cache)
     return open_cached(
-        cache_room.ensure(kept, known.name, lambda: _matched(place.decode(), folder, shape, class_names))
+        cache_room.ensure(target, known.name, lambda: _matched(place.decode(), folder, shape, class_names))
     )
 
 
 def _matched(data: Decoded, folder: Path, shape: tuple[int, ...], class_names: tuple[str, ...]) -> Decoded:
-    """The same samples, with labels that count in the agreed order of classes."""
+    """Return the same samples with labels in the agreed order of classes."""
     found = tuple(int(extent) for extent in data.train.inputs.shape[1:])
     if found != shape:
         raise InputError(
-            f"the images in '{folder}' are {_size(found)}, but this federation has agreed on {_size(shape)}"
+            f"the samples in '{folder}' are {size_text(found)}, but this federation has agreed on {size_text(shape)}"
         )
     numbered = data.class_names == tuple(str(k) for k in range(len(data.class_names)))
     if numbered and not set(data.class_names) <= set(class_names):
         places = np.arange(len(data.class_names))  # labels without names: their numbers are the classes
+        for part in (data.train, *(() if data.test is None else (data.test,))):
+            check_labels(part.labels, len(class_names), str(folder))
     else:
         for name in data.class_names:
             if name not in class_names:
@@ -56,7 +60,3 @@ def _matched(data: Decoded, folder: Path, shape: tuple[int, ...], class_names: t
 
     test = None if data.test is None else moved(data.test)
     return Decoded(moved(data.train), test, class_names, data.source)
-
-
-def _size(shape: tuple[int, ...]) -> str:
-    return "x".join(map(str, shape))

@@ -18,6 +18,7 @@ from polyfed.models import ModelSpec, build
 MAX_NUMBER = 10**11  # parameters of a model, samples, and every other count
 MAX_FEATURES = 10**6
 MAX_LENGTH = 10_000  # characters of a text, tensors of a model
+MAX_DIMENSIONS = 4  # of a sample
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,9 @@ def _parse_profile(entries: Mapping[str, Any]) -> Profile:
     fields = dict(entries)
     for part in ("model", "head"):
         fields[part] = tuple((str(n), tuple(int(e) for e in shape), str(t)) for n, shape, t in fields[part])
-    channels, height, width = (int(extent) for extent in fields["image"])
-    fields["image"] = (channels, height, width)
+    fields["input_shape"] = tuple(int(extent) for extent in fields["input_shape"])
+    if not 1 <= len(fields["input_shape"]) <= MAX_DIMENSIONS:
+        raise ValueError("input_shape")
     fields["buffers"] = frozenset(str(name) for name in fields["buffers"])
     for text in ("name", "architecture", "spec"):
         if not isinstance(fields[text], str):

@@ -40,7 +40,7 @@ def toy_images(per_class: int, stream: np.random.Generator) -> tuple[Any, Any]:
     patterns = np.random.Generator(np.random.PCG64(11)).random((CLASSES, 8, 8))
     labels = np.repeat(np.arange(CLASSES), per_class)
     noise = stream.normal(0, 0.15, (len(labels), 8, 8))
-    return np.clip(patterns[labels] + noise, 0, 1), labels
+    return np.rint(255 * np.clip(patterns[labels] + noise, 0, 1)).astype(np.uint8), labels
 
 
 @cache
