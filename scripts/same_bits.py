@@ -146,12 +146,12 @@ def main() -> int:
     old, new = chosen.old.resolve(), chosen.new.resolve()
     listed = polyfed(old, "list", "methods", "--json")
     if listed.returncode != 0:
-        print(f"{old} is no checkout of polyfed: {listed.stderr.strip()}", file=sys.stderr)  # noqa: T201
+        print(f"{old} is no checkout of polyfed: {listed.stderr.strip()}", file=sys.stderr)
         return 2
     compared = dict(cases(json.loads(listed.stdout)))
     unknown = sorted(set(chosen.only) - set(compared))
     if unknown:
-        print(f"unknown case '{unknown[0]}'; cases: {', '.join(compared)}", file=sys.stderr)  # noqa: T201
+        print(f"unknown case '{unknown[0]}'; cases: {', '.join(compared)}", file=sys.stderr)
         return 2
     different = 0
     for name, config in compared.items():
@@ -160,7 +160,7 @@ def main() -> int:
         different += _report(name, state_hash(old, config), state_hash(new, config))
     if chosen.flower:
         different += _report("rehearsal over Flower", rehearsal(old), rehearsal(new))
-    print(f"{different} different" if different else "all equal")  # noqa: T201
+    print(f"{different} different" if different else "all equal")
     return 1 if different else 0
 
 
@@ -169,7 +169,7 @@ def _report(name: str, before: str, after: str) -> int:
     print(
         f"{'equal    ' if equal else 'DIFFERENT'}  {name}  {before[:60]}" + ("" if equal else f"  {after[:160]}"),
         flush=True,
-    )  # noqa: T201
+    )
     return 0 if equal else 1
 
 
