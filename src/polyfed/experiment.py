@@ -27,7 +27,7 @@ from polyfed.engines import ray_cluster
 from polyfed.errors import PolyfedError, RunError
 from polyfed.federation import probes
 from polyfed.federation.engine_factory import make_engine
-from polyfed.federation.plan import Plan
+from polyfed.federation.server_federation import ServerFederation
 from polyfed.federation.simulation import SimulatedFederation
 from polyfed.federation.summary import summary
 from polyfed.guards.privacy_cost import count_releases
@@ -59,7 +59,7 @@ class Experiment:
     Creating it checks everything that can be checked before the first round, and writes nothing.
     """
 
-    federation: Plan
+    federation: ServerFederation
     folder: RunFolder
     observers: list[Observer] = field(default_factory=list)
     engine: Engine | None = None  # an engine that keeps client states itself; None: create the one the config names
@@ -123,17 +123,17 @@ class Experiment:
             self.roster,
             min_replies=config.failures.min_replies,
             message_limit=size_in_bytes(config.engine.message_limit),
-            on_reply=self._record_upload if federation.recorded else None,
+            on_reply=self._record_upload if federation.recorded_clients else None,
         )
         return RoundLoop(
             federation.method,
             self.server,
             door,
-            select=federation.selected,
+            select=federation.selected_clients,
             measures=self._measures(),
             evaluate_every=config.evaluate.every,
             histograms=config.evaluate.histograms,
-            probe=partial(probes.look, config.evaluate, door, self.server),
+            probe=partial(probes.run_probes, config.evaluate, door, self.server),
             repeats=config.failures.repeats if config.failures.on_too_few == "repeat" else 0,
             on_repeat=self._note,
         )
@@ -236,7 +236,7 @@ class Experiment:
 
     def _record_upload(self, call: Call, client: str, frame: bytes) -> None:
         """Write a reply to the run folder, if the config records this client's uploads."""
-        if client in self.federation.recorded:
+        if client in self.federation.recorded_clients:
             self.folder.write_upload(client, call.round, "+".join(call.labels), frame)
 
     def _measures(self) -> tuple[str, ...]:

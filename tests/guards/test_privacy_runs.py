@@ -325,7 +325,7 @@ def test_the_measured_sensitivity_of_a_sum_of_pixels(toy: ToyFederation) -> None
 
 def test_looks_at_models_are_refused_beside_privacy(toy: ToyFederation) -> None:
     for look in ("cka", "features"):
-        with pytest.raises(InputError, match=f"evaluate.{look} is true beside privacy"):
+        with pytest.raises(InputError, match=f"evaluate.{look} is true and privacy is set"):
             toy.experiment(toy.settings(privacy=ASKED, evaluate={look: True}))
 
 
@@ -333,7 +333,7 @@ def test_wrong_names_are_refused_before_anything_is_written(toy: ToyFederation) 
     folder = toy.new_folder()
     with pytest.raises(InputError, match="sends no field 'embedings'; did you mean 'embeddings'"):
         toy.experiment(toy.settings(privacy={"embedings": NOISE}), folder)
-    with pytest.raises(InputError, match="names client '7', which there is not"):
+    with pytest.raises(InputError, match="names client '7', which does not exist"):
         toy.experiment(toy.settings(evaluate={"record_uploads": [7]}), folder)
     assert not folder.exists()
 

@@ -355,5 +355,5 @@ def test_a_server_filter_acts_on_their_updates(name: str, group: list[str]) -> N
 
 
 def test_splitting_does_not_apply_to_methods_with_slices() -> None:
-    with ToyFederation(HeteroFL, {}) as toy, pytest.raises(InputError, match="cuts its models itself"):
+    with ToyFederation(HeteroFL, {}) as toy, pytest.raises(InputError, match="slices its models itself"):
         toy.experiment(toy.settings(splitting="width"))

@@ -139,14 +139,14 @@ def _outputs(model: Any, x: torch.Tensor) -> list[list[torch.Tensor]]:
     ("method", "changed", "expected_error"),
     [
         ("fedavg", {"models": {"group": "tiny-resnets"}}, "needs one architecture"),
-        ("fedavg", {**STAGES, "splitting": "width"}, "splitting is 'width', but .* is cut by depth"),
+        ("fedavg", {**STAGES, "splitting": "width"}, "splitting is 'width', but .* is a sub-model by depth"),
         ("fedavg", {**WIDTHS, "splitting": "stage"}, "has fewer channels .* use splitting: width"),
         ("fedavg", {**STAGES, "splitting": "layer"}, "use splitting: stage"),
         ("fedavg", {**DEPTHS, "splitting": "stage"}, "has 1 stage; use splitting: layer"),
         ("fedavg", {"splitting": "stage", "models": {"group": "tiny4"}}, "is no sub-model of"),
         ("fedavg", {"splitting": "depth"}, "splitting is 'depth': expected 'none', 'layer'"),
-        ("pfedla", STAGES, "PFedLA does not keep one server model; set splitting: none, or use one of"),
-        ("fedproto", STAGES, "FedProto does not keep one server model"),
+        ("pfedla", STAGES, "PFedLA does not have one server model; set splitting: none, or use one of"),
+        ("fedproto", STAGES, "FedProto does not have one server model"),
     ],
 )
 def test_impossible_splitting_raises_one_sentence(method: str, changed: dict[str, Any], expected_error: str) -> None:

@@ -51,7 +51,7 @@ class AttackResult:
 def attack(path: Path, client: str | None = None, field: str | None = None, steps: int = STEPS) -> AttackResult:
     """Attack a client of a finished run; by default, the first client whose uploads were recorded."""
     folder, federation = targets.load_run(path)
-    recorded = sorted(federation.recorded, key=lambda name: federation.positions[name])
+    recorded = sorted(federation.recorded_clients, key=lambda name: federation.positions[name])
     name = client if client is not None else (recorded[0] if recorded else federation.names[0])
     if name not in federation.positions:
         raise InputError(f"there is no client called '{name}' in {path}; {nearest(name, federation.names)}")

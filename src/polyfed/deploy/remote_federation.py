@@ -13,7 +13,7 @@ from polyfed.deploy.agreement import AgreedFederation
 from polyfed.deploy.offers import Offer
 from polyfed.errors import InputError, RunError
 from polyfed.federation.client_metadata import client_entry
-from polyfed.federation.plan import Plan
+from polyfed.federation.server_federation import ServerFederation
 from polyfed.models import ModelSpec, SplitModel
 from polyfed.models.slicing import Family
 from polyfed.runs.folder import RunFolder
@@ -21,8 +21,8 @@ from polyfed.runs.folder import RunFolder
 CUSTOM = "a-model-of-its-own"  # spec of an architecture that only its site can build
 
 
-class RemoteFederation(AgreedFederation, Plan):
-    """A plan built from the offers of all sites."""
+class RemoteFederation(AgreedFederation, ServerFederation):
+    """A federation built from the offers of all sites."""
 
     def __init__(self, config: Config, offers: Mapping[str, Offer]) -> None:
         super().__init__(config)

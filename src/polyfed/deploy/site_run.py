@@ -21,7 +21,7 @@ from polyfed.engines.flower import FlowerEngine, SiteMessage
 from polyfed.errors import InputError
 from polyfed.experiment import Experiment, Observer, versions
 from polyfed.federation import simulation
-from polyfed.federation.plan import Plan
+from polyfed.federation.server_federation import ServerFederation
 from polyfed.federation.user_imports import import_user_modules
 from polyfed.runs.atomic_files import write_atomically
 from polyfed.runs.folder import RunFolder
@@ -117,7 +117,7 @@ def offer_checker(config: Config) -> Callable[[str, dict[str, Any]], None]:
     return check
 
 
-def plan_from_offers(config: Config, offers: Mapping[str, dict[str, Any]]) -> Plan:
+def plan_from_offers(config: Config, offers: Mapping[str, dict[str, Any]]) -> ServerFederation:
     """Return the federation as the coordinator sees it. A rehearsal partitions a dataset that every site can load."""
     if config.data.dataset != SITES:
         return simulation.build_federation(config)

@@ -1,6 +1,6 @@
 """What every participant of a federation derives from the config alone: client names, participation, privacy, models.
 
-`Plan` adds what the server knows of its clients. A site that runs on its own needs only this.
+`ServerFederation` adds what the server knows of its clients. A site that runs on its own needs only this.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class FederationBase(ABC):
         """Index of each client among all clients, by name."""
         return {name: k for k, name in enumerate(self.names)}
 
-    def selected(self, number: int) -> tuple[str, ...]:
+    def selected_clients(self, number: int) -> tuple[str, ...]:
         """Return the clients of a round, in their fixed order."""
         names, count = self.names, self.config.per_round
         if count == len(names):
@@ -71,7 +71,7 @@ class FederationBase(ABC):
         if not self.config.privacy:
             return None
         rounds_by_client = Counter(
-            name for number in range(1, self.config.rounds + 1) for name in self.selected(number)
+            name for number in range(1, self.config.rounds + 1) for name in self.selected_clients(number)
         )
         tries = self.config.failures.repeats + 1 if self.config.failures.on_too_few == "repeat" else 1
         schedule = Schedule(max(rounds_by_client.values()), tries)

@@ -29,7 +29,7 @@ from polyfed.data.partition_file import Partition
 from polyfed.errors import InputError, RunError
 from polyfed.federation import model_assignment
 from polyfed.federation.client_metadata import client_metadata
-from polyfed.federation.plan import Plan
+from polyfed.federation.server_federation import ServerFederation
 from polyfed.federation.user_imports import import_user_modules
 from polyfed.models import ModelSpec
 from polyfed.runs.folder import RunFolder
@@ -40,7 +40,7 @@ HOST_FACTORY = "polyfed.federation.simulation:host_from_description"
 
 
 @dataclass
-class SimulatedFederation(Plan):
+class SimulatedFederation(ServerFederation):
     """A federation whose clients all live on this machine or cluster. Clients are built on demand."""
 
     config: Config

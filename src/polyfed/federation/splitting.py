@@ -1,4 +1,4 @@
-"""Whether a config's `splitting` fits its method and its models: checked before anything runs."""
+"""Check before a run that the config's `splitting` fits its method and its models."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from polyfed.models.slicing import Family, block_names
 
 
 def one_model_methods() -> list[str]:
-    """The methods that keep one server model."""
+    """Return the names of the methods with one server model."""
     return [name for name in catalogue.methods() if catalogue.load(name).one_model]
 
 
 def splittable_methods() -> list[str]:
-    """Those of them that leave it to the config what clients hold of it."""
+    """Return the names of the one-model methods that work with any `splitting`."""
     return [name for name in one_model_methods() if catalogue.load(name).needs.same_architecture]
 
 
 def check_method(method: Method, splitting: str) -> None:
-    """Refuse a splitting that the method cannot follow."""
+    """Raise `InputError` if the method does not support `splitting`."""
     if not (method.one_model and method.needs.same_architecture):
-        own = "cuts its models itself" if method.needs.sub_models else "does not keep one server model"
+        reason = "slices its models itself" if method.needs.sub_models else "does not have one server model"
         raise InputError(
-            f"splitting is '{splitting}', but {type(method).__name__} {own}; set splitting: none, or use one of "
+            f"splitting is '{splitting}', but {type(method).__name__} {reason}; set splitting: none, or use one of "
             f"{', '.join(splittable_methods())}"
         )
 
 
 def check_family(family: Family, splitting: str) -> None:
-    """Refuse client models that are no slices of the server's, or slices of another kind than the config says."""
+    """Raise `InputError` if a client model is not a sub-model of the server's of the kind that `splitting` names."""
     if family.apart:
         return
     for spec in family.members:
@@ -42,16 +42,16 @@ def check_family(family: Family, splitting: str) -> None:
             ) from None
         if splitting == "none":
             continue
-        narrow = next((n for n, index in cut.items() if any(kept is not None for kept in index)), None)
-        shallow = next((name for name in family.skeleton().state_dict() if name not in cut), None)
-        if splitting == "width" and shallow is not None:
+        narrower = next((n for n, index in cut.items() if any(part is not None for part in index)), None)
+        missing = next((name for name in family.skeleton().state_dict() if name not in cut), None)
+        if splitting == "width" and missing is not None:
             raise InputError(
-                f"splitting is 'width', but {spec} lacks '{shallow}' of {family.whole}: it is cut by depth; use "
-                "splitting: stage or layer"
+                f"splitting is 'width', but {spec} lacks '{missing}' of {family.whole}: it is a sub-model by depth; "
+                "use splitting: stage or layer"
             )
-        if splitting != "width" and narrow is not None:
+        if splitting != "width" and narrower is not None:
             raise InputError(
-                f"splitting is '{splitting}', but {spec} has fewer channels than {family.whole} in '{narrow}'; use "
+                f"splitting is '{splitting}', but {spec} has fewer channels than {family.whole} in '{narrower}'; use "
                 "splitting: width"
             )
     if splitting in ("layer", "stage"):
