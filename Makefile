@@ -19,12 +19,13 @@ $(VENV)/.developer: $(VENV)/.installed
 	@touch $@
 
 run: setup
-	@$(BIN)/polyfed run quickstart method=fedavg 'models.group=[tiny-cnn]' --out runs/quickstart/fedavg > /dev/null
-	@$(BIN)/polyfed sweep quickstart method=local,lg-fedavg,feddistill,fedproto --out runs/quickstart > /dev/null
-	@$(BIN)/polyfed compare runs/quickstart
-	@$(BIN)/polyfed report runs/quickstart -o runs/quickstart/report.html > /dev/null
-	@echo "Report: runs/quickstart/report.html"
-	@echo "Run folders: runs/quickstart. Look into one with: $(BIN)/polyfed inspect runs/quickstart/fedavg"
+	@$(BIN)/polyfed sweep demo method=local,fedproto,fedlatent --seeds 0,1,2 --out runs/demo/four-architectures > /dev/null
+	@$(BIN)/polyfed sweep demo method=fedavg 'models.group=[tiny-cnn]' --seeds 0,1,2 --out runs/demo/one-common-architecture > /dev/null
+	@$(BIN)/polyfed compare runs/demo --baseline local
+	@$(BIN)/polyfed report runs/demo -o runs/demo/report.html > /dev/null
+	@echo "fedavg needs one common architecture (here tiny-cnn for all clients); the other methods train four different ones."
+	@echo "Report: runs/demo/report.html"
+	@echo "Next: $(BIN)/polyfed ui runs/demo, or $(BIN)/polyfed inspect on a run folder to see what its clients uploaded."
 
 lint: $(VENV)/.developer
 	$(BIN)/ruff check .

@@ -34,11 +34,15 @@ def compare(
 
 def print_comparison(compared: Comparison, format: str) -> None:
     """Print a comparison to stdout and its notes to stderr."""
+    from polyfed.comparison.conclusion import conclusion
     from polyfed.comparison.formats import table
 
     for note in compared.notes:
         print_message(note)
     print_text(table(compared, bold=True) if format == "table" and sys.stdout.isatty() else compared.to(format))
+    sentence = conclusion(compared) if format == "table" else None
+    if sentence is not None:
+        print_message(sentence)
 
 
 COMMANDS = {"compare": compare}

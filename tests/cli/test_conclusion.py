@@ -1,0 +1,55 @@
+"""The sentence that reads a comparison for the user, on hand-made results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from polyfed.cli.app import main
+from polyfed.comparison import compare
+from polyfed.comparison.conclusion import conclusion
+
+
+def result(method: str, seed: int, personal: float, common: float | None) -> dict[str, Any]:
+    kinds = {"personal": personal, "global": common}
+    return {
+        "name": f"{method}-{seed}",
+        "method": method,
+        "seed": seed,
+        "accuracy": {k: None if v is None else {"final": v, "best": v} for k, v in kinds.items()},
+        "bytes": {"up": 0, "down": 0},
+        "seconds": {"total": 1.0},
+    }
+
+
+def test_it_names_the_largest_gain_its_price_and_the_losers() -> None:
+    runs = [result("local", s, 0.98, 0.40) for s in (0, 1)]
+    runs += [result("ours", 0, 0.97, 0.90), result("ours", 1, 0.97, 0.92), result("worse", 0, 0.98, 0.30)]
+    # gains of ours: 50 and 52 points, mean 51; t(0.975, 1) = 12.706, s / sqrt(2) = 1: 51 +- 12.7
+    assert conclusion(compare(runs, baseline="local")) == (
+        "ours reaches 91.0 % on the common test set, 51.0 points above (95 % interval +38.3 to +63.7) local; on the "
+        "clients' own data it is 1.0 points below local. Below local on the common test set: worse."
+    )
+
+
+def test_a_loss_is_said_as_plainly_as_a_gain() -> None:
+    runs = [result("local", 0, 0.98, 0.40), result("other", 0, 0.99, 0.35)]
+    said = conclusion(compare(runs, baseline="local"))
+    assert said is not None and "5.0 points below local" in said and "1.0 points above local" in said
+
+
+@pytest.mark.parametrize("baseline", [None, "local"])
+def test_without_a_baseline_or_a_common_test_set_there_is_no_sentence(baseline: str | None) -> None:
+    common = 0.5 if baseline is None else None
+    runs = [result("local", 0, 0.98, common), result("other", 0, 0.99, common)]
+    assert conclusion(compare(runs, baseline=baseline)) is None
+
+
+def test_the_command_prints_it_beside_the_table(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["clients=2", "rounds=1", "engine.name=serial", "data.limit=200", "train.epochs=1"]
+    for method in ("local", "fedproto"):
+        assert main(["run", "demo", f"method={method}", *small, "--out", str(tmp_path / method), "--quiet"]) == 0
+    assert main(["compare", str(tmp_path), "--baseline", "local"]) == 0
+    out, error = capsys.readouterr()
+    assert "fedproto reaches" in error and "on the common test set" in error and "fedproto reaches" not in out
