@@ -131,7 +131,7 @@ def test_answers_are_in_the_order_of_the_tasks(tmp_path: Path) -> None:
         (lambda reply: SiteMessage(reply.header, {"frame": b"nonsense"}), "not a polyfed message"),
         (
             lambda reply: SiteMessage(reply.header, {"frame": encode({"weights": 1.0}).data}),
-            "'weights' is not one of",
+            "'weights' is not declared",
         ),
     ],
 )

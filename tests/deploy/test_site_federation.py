@@ -17,6 +17,7 @@ from polyfed.config import Config, parse
 from polyfed.core.engine import Answer, Call, Task
 from polyfed.core.host import Host
 from polyfed.data.site_data import load_own
+from polyfed.deploy.agreement import agreed_data
 from polyfed.deploy.offers import Offer
 from polyfed.deploy.remote_federation import RemoteFederation
 from polyfed.deploy.site_federation import SiteFederation, load_site
@@ -190,3 +191,15 @@ def test_names_determine_the_clients_and_their_order() -> None:
         config(names=["east", "east"])
     with pytest.raises(InputError, match="does not consist of"):
         config(names=["east", "../west"])
+
+
+@pytest.mark.parametrize("shape", [[1, 8, 9], [1, 8, 0], [0]])
+def test_invalid_shapes_are_refused(shape: list[int]) -> None:
+    data = {"dataset": "sites", "shape": shape, "class_names": CLASSES}
+    with pytest.raises(InputError, match="images need channels, height and width of a square"):
+        agreed_data(config(data=data))
+
+
+def test_samples_need_not_be_images() -> None:
+    data = {"dataset": "sites", "shape": [64], "class_names": CLASSES}
+    assert agreed_data(config(data=data)) == ((64,), tuple(CLASSES))

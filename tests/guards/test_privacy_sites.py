@@ -145,7 +145,8 @@ def test_check_says_what_will_be_protected(capsys: pytest.CaptureFixture[str]) -
     asked = "privacy={prototypes: {clip: 1.0, epsilon: 1.0, delta: 1e-5}}"
     assert main(["check", "quickstart", "rounds=3", asked]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "prototypes, every row: noise of deviation" in shown and "for 3 releases by a client at most" in shown
+    assert "prototypes, every row: noise with standard deviation" in shown
+    assert "for at most 3 releases by a client" in shown
     assert "guarantee for one sample replaced by another of its class" in shown
     assert main(["check", "quickstart", "privacy={prototype: {clip: 1.0, epsilon: 1.0}}"]) == 2
     assert "did you mean 'prototypes'" in capsys.readouterr().err

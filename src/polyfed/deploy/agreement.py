@@ -1,4 +1,4 @@
-"""What the coordinator and all sites agree on about data that stay at the sites: image shape and class names.
+"""What the coordinator and all sites agree on about data that stay at the sites: sample shape and class names.
 
 Both read it from the config: `data: {dataset: sites, shape: [1, 28, 28], class_names: [...]}`.
 """
@@ -32,7 +32,7 @@ class AgreedFederation(FederationBase):
 
 
 def agreed_data(config: Config) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Return the image shape and the class names of a config over sites' own data.
+    """Return the shape of a sample and the class names of a config over sites' own data.
 
     Raise `InputError` if the config is not one over sites' own data, or if the shape or the names are invalid.
     """
@@ -42,8 +42,10 @@ def agreed_data(config: Config) -> tuple[tuple[int, ...], tuple[str, ...]]:
             "sites with data of their own need data: {dataset: sites, shape: [channels, height, width], class_names: "
             f"[...]}}; found dataset {config.data.dataset}, shape {shape}, class_names {class_names}"
         )
-    if min(shape) < 1 or shape[1] != shape[2]:
-        raise InputError(f"data.shape is {shape}, but channels, height and width of square images are needed")
+    if min(shape) < 1 or (len(shape) == 3 and shape[1] != shape[2]):
+        raise InputError(
+            f"data.shape is {shape}; images need channels, height and width of a square, other data sizes above 0"
+        )
     if len(set(class_names)) != len(class_names):
         raise InputError("data.class_names contains a name twice")
-    return (shape[0], shape[1], shape[2]), tuple(class_names)
+    return tuple(shape), tuple(class_names)
