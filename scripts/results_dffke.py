@@ -17,7 +17,7 @@ from pathlib import Path
 import pages
 
 from polyfed.comparison import Run
-from polyfed.config.sources import read_source
+from polyfed.config.loading import read_source
 
 BASELINES = "local,lg-fedavg,fedgen,fedgh,fml,fedkd,feddistill,fedproto,fedtgp,fedktl-lite"
 BASELINE_EPOCHS = 5  # in every round: DFFKE's clients train to a goal, which one epoch would leave others far from

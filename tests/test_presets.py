@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from polyfed.config import parse
-from polyfed.config.sources import read_source
+from polyfed.config.loading import read_source
 from polyfed.data.catalogue import KNOWN
 from polyfed.federation.model_assignment import assign_models
 from polyfed.models.decoders import transposed_decoder

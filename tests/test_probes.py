@@ -14,7 +14,7 @@ from torch import Tensor
 from polyfed.analysis.cka import linear_cka
 from polyfed.core.client import copy_into
 from polyfed.core.codec import decode
-from polyfed.core.probes import probe_samples
+from polyfed.core.model_probes import probe_samples
 from polyfed.errors import InputError
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.local import Local
@@ -153,10 +153,10 @@ def test_histograms_need_one_server_model() -> None:
 
 def test_probes_need_a_common_test_split() -> None:
     from polyfed.config import EvaluateConfig
-    from polyfed.federation import probes
+    from polyfed.federation import analysis_probes
 
     with pytest.raises(InputError, match=r"evaluate\.cka is true, but this dataset has no common test split"):
-        probes.check_probes(EvaluateConfig(cka=True), Local(), (), None)
+        analysis_probes.check_probes(EvaluateConfig(cka=True), Local(), (), None)
 
 
 def test_probed_samples_are_spread_over_the_test_set() -> None:

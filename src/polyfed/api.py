@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyfed.config import Config, parse, sources
-from polyfed.engines.zygote import WORKER
+from polyfed.config import Config, loading, parse
+from polyfed.engines.fork_server import WORKER
 from polyfed.errors import InputError
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.records import Result
@@ -43,18 +43,18 @@ def run(
         raise InputError(
             "polyfed.run was called while a worker imported this file; put the call under if __name__ == '__main__':"
         )
-    raw = sources.unshared_copy(source) if isinstance(source, Mapping) else sources.read_source(source)
+    raw = loading.unshared_copy(source) if isinstance(source, Mapping) else loading.read_source(source)
     for key, value in overrides.items():
-        sources.set_key(raw, [key], value, key)
+        loading.set_key(raw, [key], value, key)
     if method is not None:
         raw["method"] = _method_entry(method)
         raw["imports"] = [*raw.get("imports", []), *_method_imports(method)]
     if isinstance(data, Dataset):
         # record its cache folder, so that `resume` can open it again
-        sources.set_key(raw, ["data", "dataset"], data.name, "data")
-        sources.set_key(raw, ["data", "root"], str(data.folder), "data")
+        loading.set_key(raw, ["data", "dataset"], data.name, "data")
+        loading.set_key(raw, ["data", "root"], str(data.folder), "data")
     elif data is not None:
-        sources.set_key(raw, ["data"], dict(data), "data")
+        loading.set_key(raw, ["data"], dict(data), "data")
     return run_config(
         parse(raw),
         out=Path(out) if out else None,

@@ -25,7 +25,7 @@ from polyfed.core.engine import Call, Engine
 from polyfed.core.rounds import RoundLoop, RoundResult, one_torch_thread
 from polyfed.engines import ray_cluster
 from polyfed.errors import PolyfedError, RunError
-from polyfed.federation import probes
+from polyfed.federation import analysis_probes
 from polyfed.federation.engine_factory import make_engine
 from polyfed.federation.server_federation import ServerFederation
 from polyfed.federation.simulation import SimulatedFederation
@@ -133,7 +133,7 @@ class Experiment:
             measures=self._measures(),
             evaluate_every=config.evaluate.every,
             histograms=config.evaluate.histograms,
-            probe=partial(probes.run_probes, config.evaluate, door, self.server),
+            probe=partial(analysis_probes.run_probes, config.evaluate, door, self.server),
             repeats=config.failures.repeats if config.failures.on_too_few == "repeat" else 0,
             on_repeat=self._note,
         )

@@ -62,7 +62,7 @@ def test_groups_datasets_and_presets(capsys: pytest.CaptureFixture[str]) -> None
 def test_every_preset_is_a_config_whose_method_and_models_exist() -> None:
     from polyfed import catalogue
     from polyfed.config import parse
-    from polyfed.config.sources import preset_names, read_source
+    from polyfed.config.loading import preset_names, read_source
     from polyfed.data.catalogue import KNOWN
     from polyfed.data.partition_settings import settings_of
     from polyfed.federation.model_assignment import assign_models

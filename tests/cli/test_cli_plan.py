@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyfed.cli.sweep import allocate_cores
-from polyfed.config.sources import apply_overrides, read_source
+from polyfed.config.loading import apply_overrides, read_source
 from polyfed.config.sweep import folder_name, parse_seeds, plan_sweep, split_values
 from polyfed.errors import InputError
 

@@ -89,7 +89,7 @@ def test_expected_bytes_bound_the_real_ones(method: str, capsys: pytest.CaptureF
     from polyfed.cli.check import client_summaries
     from polyfed.cli.expected_traffic import estimate_traffic
     from polyfed.config import parse
-    from polyfed.config.sources import apply_overrides, read_source
+    from polyfed.config.loading import apply_overrides, read_source
     from polyfed.federation import simulation
 
     raw = apply_overrides(

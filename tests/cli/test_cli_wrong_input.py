@@ -128,7 +128,7 @@ def test_a_partition_file_that_does_not_fit(capsys: pytest.CaptureFixture[str]) 
 
 def test_a_run_folder_with_another_config(capsys: pytest.CaptureFixture[str]) -> None:
     from polyfed.config import parse
-    from polyfed.config.sources import read_source
+    from polyfed.config.loading import read_source
 
     Path("there").mkdir()
     Path("there", "config.yaml").write_text(yaml.safe_dump(parse(read_source("quickstart")).to_dict()))

@@ -21,9 +21,9 @@ from polyfed.core import (
     step,
 )
 from polyfed.core.client import weights_of
+from polyfed.core.client_host import Host
 from polyfed.core.codec import encode
 from polyfed.core.engine import Call, Task
-from polyfed.core.host import Host
 from polyfed.runs.state_store import FolderStore
 from polyfed.testing.toy_federation import ToyFederation
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from polyfed.core.client_profile import Profile
 from polyfed.core.needs import Needs, check, violated
-from polyfed.core.profile import Profile
 from polyfed.errors import InputError
 
 HEAD = (("weight", (4, 3), "float32"),)

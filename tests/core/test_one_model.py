@@ -11,12 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from polyfed.core.client_profile import Profile, layout
 from polyfed.core.filter import ServerFilter, Update
 from polyfed.core.method import Outgoing
-from polyfed.core.one_model import UpdateAggregator, apply_update, holder_counts, initial_weights, weights_for_clients
 from polyfed.core.payload import Payload, Weights
-from polyfed.core.profile import Profile, layout
 from polyfed.core.server import Server
+from polyfed.core.shared_model import (
+    UpdateAggregator,
+    apply_update,
+    holder_counts,
+    initial_weights,
+    weights_for_clients,
+)
 from polyfed.methods.fedavg import FedAvg
 from polyfed.models import build
 from polyfed.models.slicing import Family

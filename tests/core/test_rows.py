@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from polyfed.core import rng
-from polyfed.core.class_rows import fit_rows
 from polyfed.core.class_tables import ClassTable
+from polyfed.core.row_training import fit_rows
 from polyfed.methods.fedgen.optimizer_state import load_tensors, state_tensors
 from polyfed.training import TrainSettings
 from polyfed.training.fit import make_optimizer

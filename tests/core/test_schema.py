@@ -11,9 +11,9 @@ import torch
 
 from polyfed.core import ScalarField, TableField, TensorField, TreeField, WeightsField
 from polyfed.core.class_tables import ClassTable
+from polyfed.core.client_profile import Profile
 from polyfed.core.codec import decode, encode, read_header
 from polyfed.core.payload import Payload
-from polyfed.core.profile import Profile
 from polyfed.core.schema import Field, check_finite, check_header
 from polyfed.errors import PayloadError
 

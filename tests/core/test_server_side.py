@@ -135,7 +135,7 @@ def test_a_run_does_not_go_on_with_another_split(tmp_path: Path) -> None:
 
 def test_the_written_config_is_complete_and_is_a_config(tmp_path: Path) -> None:
     from polyfed.config import parse
-    from polyfed.config.sources import read_source
+    from polyfed.config.loading import read_source
     from polyfed.runs.folder import RunFolder
 
     short = parse({"method": "fedproto", "rounds": 1})
@@ -149,7 +149,7 @@ def test_the_written_config_is_complete_and_is_a_config(tmp_path: Path) -> None:
 
 def test_numbers_as_people_write_them() -> None:
     from polyfed.config import parse
-    from polyfed.config.sources import apply_overrides
+    from polyfed.config.loading import apply_overrides
 
     assert parse(apply_overrides({}, ["train.lr=1e-3"])).train.lr == 0.001
 

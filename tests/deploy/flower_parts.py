@@ -13,10 +13,10 @@ from pathlib import Path
 
 from polyfed.deploy import supernode_tasks
 from polyfed.deploy.certificates import CertificateFolder, create_authority, loopback_certificates
-from polyfed.deploy.control import ControlClient
 from polyfed.deploy.flower_adapter import Message, RecordDict
 from polyfed.deploy.flower_protocol import SUPERLINK, SUPERNODE
 from polyfed.deploy.processes import ChildProcess, flower_environment, free_port, is_listening, python_command
+from polyfed.deploy.superlink_control import ControlClient
 
 
 @dataclass(frozen=True)

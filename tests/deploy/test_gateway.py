@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 
 from polyfed.deploy import gateway as gateway_module
 from polyfed.deploy import keys
-from polyfed.deploy.allowlist import AdmissionRules, RefusedError, Scope
 from polyfed.deploy.certificates import CertificateFolder, create_authority
 from polyfed.deploy.flower_protocol import SITE_PATHS
 from polyfed.deploy.gateway import Gateway
 from polyfed.deploy.join_errors import tls_context
+from polyfed.deploy.request_filter import AdmissionRules, RefusedError, Scope
 from polyfed.deploy.site_registry import SiteRegistry
 from polyfed.errors import InputError
 

@@ -23,10 +23,10 @@ from tests.deploy.flower_names import (
 )
 
 from polyfed.config import parse
+from polyfed.core.client_profile import Profile, layout
 from polyfed.core.codec import encode
 from polyfed.core.engine import Failure
 from polyfed.core.evaluation import _check_probe, _read_counts
-from polyfed.core.profile import Profile, layout
 from polyfed.deploy.flower_adapter import (
     Array,
     ArrayRecord,

@@ -18,12 +18,12 @@ from polyfed.deploy import gateway as gateway_module
 from polyfed.deploy import keys, site_registry
 from polyfed.deploy.app_bundle import build_app
 from polyfed.deploy.certificates import CertificateFolder, create_authority, renew_server
-from polyfed.deploy.control import ControlClient
 from polyfed.deploy.flower_adapter import Message, RecordDict
 from polyfed.deploy.gateway import Gateway
 from polyfed.deploy.join_errors import admitted_name, check_server, explain_exit
 from polyfed.deploy.processes import ChildProcess, free_port
 from polyfed.deploy.site_registry import SiteRegistry
+from polyfed.deploy.superlink_control import ControlClient
 from polyfed.deploy.supernode_tasks import create_secret
 from polyfed.errors import InputError, RunError
 

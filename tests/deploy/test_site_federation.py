@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 
 from polyfed.config import Config, parse
+from polyfed.core.client_host import Host
 from polyfed.core.engine import Answer, Call, Task
-from polyfed.core.host import Host
 from polyfed.data.site_data import load_own
 from polyfed.deploy.agreement import agreed_data
 from polyfed.deploy.offers import Offer

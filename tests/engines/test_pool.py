@@ -13,7 +13,7 @@ import pytest
 
 from polyfed.core.codec import decode, encode
 from polyfed.core.engine import Answer, Call, Task
-from polyfed.engines import zygote
+from polyfed.engines import fork_server
 from polyfed.engines.pool import PoolEngine
 from polyfed.errors import RunError
 
@@ -55,10 +55,10 @@ def echo_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     (folder / "echo_host.py").write_text(ECHO)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
-        zygote.close_spare()  # the next one must see the new path
-        zygote.start_spare()
+        fork_server.close_spare()  # the next one must see the new path
+        fork_server.start_spare()
         yield
-        zygote.close_spare()
+        fork_server.close_spare()
 
 
 @pytest.fixture

@@ -134,7 +134,7 @@ def workers_of(pid: int) -> list[int]:
         except (FileNotFoundError, ProcessLookupError):
             return []
 
-    zygotes = [child for child in children(pid) if b"polyfed.engines.zygote" in cmdline(child)]
+    zygotes = [child for child in children(pid) if b"polyfed.engines.fork_server" in cmdline(child)]
     return [worker for zygote in zygotes for worker in children(zygote)]
 
 

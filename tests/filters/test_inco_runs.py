@@ -14,7 +14,7 @@ import torch
 from tests.filters.inco_servers import CLASS_COUNTS, MODELS, random_update, server_with_filter
 
 from polyfed.core.filter import Update
-from polyfed.core.one_model import apply_update
+from polyfed.core.shared_model import apply_update
 from polyfed.filters.inco import InCo
 from polyfed.methods.fedavg import FedAvg
 from polyfed.testing.toy_federation import ToyFederation

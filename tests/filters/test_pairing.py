@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyfed.config import parse
-from polyfed.config.sources import apply_overrides
+from polyfed.config.loading import apply_overrides
 from polyfed.errors import InputError
 from polyfed.filters.inco import InCo
 from polyfed.filters.inco.pairing import find_pairs

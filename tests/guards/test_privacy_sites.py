@@ -13,9 +13,9 @@ from polyfed import api
 from polyfed.cli.app import main
 from polyfed.config import parse
 from polyfed.core import ClassTable
+from polyfed.core.client_host import Host
 from polyfed.core.codec import decode, encode
 from polyfed.core.engine import Call, Task
-from polyfed.core.host import Host
 from polyfed.deploy.reply_cache import to_bytes
 from polyfed.deploy.site_federation import load_site
 from polyfed.deploy.site_setup import own_data_setup, rehearsal_setup

@@ -12,7 +12,7 @@ from torch import nn
 
 from polyfed.core import rng
 from polyfed.core.client import Client
-from polyfed.core.profile import Profile, layout
+from polyfed.core.client_profile import Profile, layout
 from polyfed.models.split import SplitModel
 from polyfed.training import Samples, TrainSettings
 

@@ -9,12 +9,10 @@ import torch
 from torch import Tensor
 
 from polyfed.core import ClassTable, Client, rng
+from polyfed.core.client_profile import Profile, layout
 from polyfed.core.payload import Payload
-from polyfed.core.profile import Profile, layout
 from polyfed.methods.fedvtc.method import FedVTC
-from polyfed.methods.fedvtc.variational_bound import (
-    VariationalBound,
-)
+from polyfed.methods.fedvtc.variational_bound import VariationalBound
 from polyfed.models import ModelSpec, build
 from polyfed.testing.toy_federation import toy_images
 from polyfed.training import Samples, TrainSettings

@@ -14,8 +14,8 @@ from torch import nn
 from polyfed import catalogue, testing
 from polyfed.core import Payload, Server
 from polyfed.core.client import copy_into, weights_of
+from polyfed.core.client_profile import Profile, layout
 from polyfed.core.codec import decode
-from polyfed.core.profile import Profile, layout
 from polyfed.core.rng import generator as stream_of
 from polyfed.core.rng import seeded
 from polyfed.errors import InputError

@@ -16,7 +16,7 @@ from polyfed import catalogue, testing
 from polyfed.core import Payload, Server
 from polyfed.core.class_tables import ClassTable
 from polyfed.core.client import weights_of
-from polyfed.core.profile import Profile, layout
+from polyfed.core.client_profile import Profile, layout
 from polyfed.core.rng import generator, seeded
 from polyfed.errors import InputError
 from polyfed.methods.fedgh import FedGH

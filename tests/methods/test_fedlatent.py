@@ -15,9 +15,9 @@ from torch import Tensor
 from polyfed import catalogue
 from polyfed.core import ClassTable, Client, rng
 from polyfed.core.client import weights_of
+from polyfed.core.client_profile import Profile, layout
 from polyfed.core.codec import decode
 from polyfed.core.payload import Payload
-from polyfed.core.profile import Profile, layout
 from polyfed.errors import InputError
 from polyfed.methods.fedlatent import FedLatent
 from polyfed.methods.fedlatent.class_gaussians import describe_classes, pool_classes, row_width, sample_class

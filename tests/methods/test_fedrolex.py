@@ -9,8 +9,8 @@ import torch
 from tests.methods.sub_models import PLAIN, WHOLE, replies, server_of
 
 from polyfed.core.codec import decode
-from polyfed.core.one_model import cut_of
 from polyfed.core.payload import Payload
+from polyfed.core.shared_model import cut_of
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.fedrolex import FedRolex
 from polyfed.testing.engine_wrappers import RecordingEngine

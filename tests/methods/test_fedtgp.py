@@ -15,7 +15,7 @@ from polyfed import catalogue, testing
 from polyfed.core import Payload, Server
 from polyfed.core.class_tables import ClassTable
 from polyfed.core.client import weights_of
-from polyfed.core.profile import Profile
+from polyfed.core.client_profile import Profile
 from polyfed.core.rng import generator
 from polyfed.errors import InputError
 from polyfed.methods.fedtgp import FedTGP, distances, margin_loss

@@ -13,7 +13,7 @@ from tests.methods.fedvtc_clients import IMAGE, WIDTH, client, stream
 from torch import Tensor, nn
 
 from polyfed import catalogue
-from polyfed.config import parse, sources
+from polyfed.config import loading, parse
 from polyfed.core import ClassTable, Client, rng
 from polyfed.core.client import weights_of
 from polyfed.errors import InputError
@@ -125,7 +125,7 @@ def accuracy(at: Client, x: Tensor, labels: Any) -> float:
 
 @pytest.mark.parametrize("preset", ["fedvtc-digits", "fedvtc-fashion-mnist"])
 def test_presets_have_features_that_fit_the_decoder(preset: str) -> None:
-    config = parse(sources.read_source(preset))
+    config = parse(loading.read_source(preset))
     assert isinstance(catalogue.make(config.method), FedVTC)
     shape = IMAGE if "digits" in preset else (1, 28, 28)
     assert config.models.feature_map is not None

@@ -13,9 +13,7 @@ from polyfed.core.client import weights_of
 from polyfed.core.payload import Payload, Value
 from polyfed.methods.fedvtc.alternating_training import train_decoder, train_model
 from polyfed.methods.fedvtc.method import FedVTC
-from polyfed.methods.fedvtc.variational_bound import (
-    reparameterise,
-)
+from polyfed.methods.fedvtc.variational_bound import reparameterise
 
 
 @pytest.mark.parametrize("recompute", [False, True])

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from polyfed import catalogue
 from polyfed.core.client import weights_of
-from polyfed.core.one_model import cut_of
 from polyfed.core.payload import Payload
+from polyfed.core.shared_model import cut_of
 from polyfed.errors import InputError
 from polyfed.methods.fed_dropout import FedDropout
 from polyfed.methods.fedavg import FedAvg

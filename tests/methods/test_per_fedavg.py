@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.client import Client, weights_of
+from polyfed.core.client_profile import Profile, layout
 from polyfed.core.payload import Payload
-from polyfed.core.profile import Profile, layout
 from polyfed.errors import InputError
 from polyfed.methods.per_fedavg import PerFedAvg, _split
 from polyfed.models.split import SplitModel

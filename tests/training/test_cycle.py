@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from polyfed.core import rng
-from polyfed.training.cycle import cycled
+from polyfed.training.endless_batches import cycled
 
 
 def test_every_pass_yields_all_samples_in_a_new_order() -> None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from polyfed.core.client_profile import Layout, Profile
 from polyfed.core.method import Method
-from polyfed.core.profile import Layout, Profile
 from polyfed.core.schema import Dim, Field, ScalarField, Schema, TableField, TensorField, WeightsField
 from polyfed.core.step import Messages
 

@@ -80,10 +80,10 @@ def print_outcome(result: Result, folder: Path, json: bool) -> None:
 
 
 def _run(opened: OpenedRun, quiet: bool) -> Result:
-    from polyfed.engines import zygote
+    from polyfed.engines import fork_server
 
     if opened.config.engine.name == "pool":
-        zygote.start_spare()  # it imports torch while this process does
+        fork_server.start_spare()  # it imports torch while this process does
     try:
         from polyfed import api
         from polyfed.cli.progress import ProgressBoard, ProgressObserver
@@ -92,7 +92,7 @@ def _run(opened: OpenedRun, quiet: bool) -> Result:
             watcher = ProgressObserver(board, str(opened.config.method["name"]))
             return api.execute(opened, observers=[watcher])
     finally:
-        zygote.close_spare()
+        fork_server.close_spare()
 
 
 @contextlib.contextmanager

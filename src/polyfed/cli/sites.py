@@ -103,7 +103,7 @@ def _apply(home: Path, registry: SiteRegistry) -> str:
     superlink = running_superlink(home)
     if superlink is None:
         return ""
-    from polyfed.deploy.control import ControlClient
+    from polyfed.deploy.superlink_control import ControlClient
 
     address, authority = superlink
     with ControlClient(address, authority) as control:
@@ -118,7 +118,7 @@ def _online_keys(home: Path) -> set[bytes] | None:
     superlink = running_superlink(home)
     if superlink is None:
         return None
-    from polyfed.deploy.control import ControlClient
+    from polyfed.deploy.superlink_control import ControlClient
 
     address, authority = superlink
     with ControlClient(address, authority) as control:

@@ -48,7 +48,7 @@ def sweep(
     Example: polyfed sweep quickstart method=local,fedproto train.lr=0.01,0.1 --seeds 0,1,2
     """
     from polyfed import api
-    from polyfed.config.sources import read_source
+    from polyfed.config.loading import read_source
     from polyfed.config.sweep import parse_seeds, plan_sweep
 
     if jobs is not None and jobs < 1:

@@ -1,5 +1,5 @@
 """Configs: sections with their keys and defaults (`sections`), parsing (`config`), files, presets and overrides
-(`sources`), and grids of configs (`sweep`).
+(`loading`), and grids of configs (`sweep`).
 
 Everything in this room works without torch, so that a wrong key is reported at once.
 """

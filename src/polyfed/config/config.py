@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator
 
+from polyfed.config.loading import apply_overrides, read_source
 from polyfed.config.sections import (
     CheckpointConfig,
     DataConfig,
@@ -22,7 +23,6 @@ from polyfed.config.sections import (
     Section,
     TrainConfig,
 )
-from polyfed.config.sources import apply_overrides, read_source
 from polyfed.config.validation_message import validation_message
 from polyfed.errors import InputError
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from polyfed import catalogue
 from polyfed.config.config import Config, parse
-from polyfed.config.sources import apply_overrides
+from polyfed.config.loading import apply_overrides
 from polyfed.errors import InputError, nearest
 
 MAX_NAME_LENGTH = 150  # of a run folder's name; file systems allow 255 bytes

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from polyfed.core import rng
 from polyfed.core.class_tables import Bound, ClassTable, class_means
+from polyfed.core.client_profile import Profile
 from polyfed.core.payload import Payload, State, Weights, view
-from polyfed.core.profile import Profile
 from polyfed.errors import RunError
 from polyfed.models.split import SplitModel
 from polyfed.training import Fit, Loss, Samples, TrainSettings, fit

@@ -9,13 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from polyfed.core.client_profile import Profile
 from polyfed.core.codec import MessageHeader, decode, encode, encode_each, read_header
 from polyfed.core.engine import INITIAL, Answer, Call, Engine, Failure, Task
 from polyfed.core.evaluation import Evaluator
 from polyfed.core.ledger import Ledger
 from polyfed.core.method import Method, Outgoing
 from polyfed.core.payload import Payload
-from polyfed.core.profile import Profile
 from polyfed.core.round_stats import RoundStats
 from polyfed.core.schema import TreeField, check_finite, check_header
 from polyfed.core.step import Messages, combined

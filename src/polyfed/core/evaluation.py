@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from polyfed.core.client_profile import Layout, Profile
 from polyfed.core.codec import Frame, decode, encode, encode_each, read_header
 from polyfed.core.engine import INITIAL, Call, Failure, Task
 from polyfed.core.method import Outgoing
+from polyfed.core.model_probes import SAMPLES, ProbeKind
 from polyfed.core.payload import Payload
-from polyfed.core.probes import SAMPLES, ProbeKind
-from polyfed.core.profile import Layout, Profile
 from polyfed.errors import PayloadError
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ class Method:
     name: ClassVar[str] = ""
     needs: ClassVar[Needs] = Needs()
     sends: ClassVar[Sends] = Sends()
-    one_model: ClassVar[bool] = False  # uses core.one_model, so sub-models and server filters work with it
+    one_model: ClassVar[bool] = False  # uses core.shared_model, so sub-models and server filters work with it
     skipped_checks: ClassVar[Mapping[str, str]] = {}  # checks of polyfed.testing to skip, each with a reason
     battery_models: ClassVar[tuple[str, ...]] = ()  # models that polyfed.testing uses, if the default ones do not fit
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, fields
 
-from polyfed.core.profile import Layout, Profile
+from polyfed.core.client_profile import Layout, Profile
 from polyfed.errors import InputError
 
 

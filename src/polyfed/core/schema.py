@@ -14,9 +14,9 @@ from typing import Any, Literal
 import torch
 
 from polyfed.core.class_tables import ClassTable
+from polyfed.core.client_profile import Layout, Profile
 from polyfed.core.codec import DTYPES, MessageHeader, TensorHeader
 from polyfed.core.payload import Payload
-from polyfed.core.profile import Layout, Profile
 from polyfed.errors import PayloadError
 
 LARGEST = 1e300  # largest number in a message, so that sums stay finite

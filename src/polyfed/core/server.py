@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from polyfed.core import rng
+from polyfed.core.client_profile import Profile
 from polyfed.core.filter import ServerFilter
 from polyfed.core.payload import Payload, Scalar, State, view
-from polyfed.core.profile import Profile
 from polyfed.models.slicing.family import Family
 from polyfed.models.split import SplitModel
 

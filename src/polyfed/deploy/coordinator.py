@@ -11,12 +11,12 @@ from polyfed.config import Config
 from polyfed.deploy import site_registry
 from polyfed.deploy.app_bundle import build_app
 from polyfed.deploy.certificates import CertificateFolder, loopback_certificates
-from polyfed.deploy.control import ControlClient
 from polyfed.deploy.flower_protocol import SUPERLINK
 from polyfed.deploy.gateway import Gateway
 from polyfed.deploy.processes import ChildProcess, flower_environment, free_port, is_listening, python_command
 from polyfed.deploy.serverapp_task import ServerAppTask
 from polyfed.deploy.site_run import run_over_sites
+from polyfed.deploy.superlink_control import ControlClient
 from polyfed.deploy.supernode_tasks import create_secret
 from polyfed.errors import InputError, RunError
 from polyfed.experiment import Observer

@@ -23,9 +23,16 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 import polyfed
-from polyfed.deploy.allowlist import STATUS_PATH, AdmissionRules, RefusedError, Scope, StatusOfKey, refusal_message
 from polyfed.deploy.certificates import certificate_hosts
 from polyfed.deploy.flower_protocol import FLEET
+from polyfed.deploy.request_filter import (
+    STATUS_PATH,
+    AdmissionRules,
+    RefusedError,
+    Scope,
+    StatusOfKey,
+    refusal_message,
+)
 from polyfed.errors import InputError, RunError
 
 HOP_BY_HOP = frozenset(

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import httpx
 
-from polyfed.deploy.allowlist import STATUS_PATH, refusal_message
 from polyfed.deploy.flower_protocol import (
     EXIT_KEY_INVALID,
     EXIT_NO_CONNECTION,
@@ -22,6 +21,7 @@ from polyfed.deploy.flower_protocol import (
     VERSION,
 )
 from polyfed.deploy.keys import public_key_of
+from polyfed.deploy.request_filter import STATUS_PATH, refusal_message
 from polyfed.errors import InputError, RunError
 
 TIMEOUT = 10.0  # seconds

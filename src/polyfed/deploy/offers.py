@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from polyfed.config import Config
-from polyfed.core.profile import Profile, layout
+from polyfed.core.client_profile import Profile, layout
 from polyfed.deploy.agreement import agreed_data
 from polyfed.errors import InputError
 from polyfed.models import ModelSpec, build

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from polyfed import catalogue
 from polyfed.config import Config
-from polyfed.core.profile import Profile
+from polyfed.core.client_profile import Profile
 from polyfed.deploy.agreement import AgreedFederation
 from polyfed.deploy.offers import Offer
 from polyfed.errors import InputError, RunError

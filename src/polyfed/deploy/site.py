@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.config import parse, size_in_bytes
+from polyfed.core.client_host import ClientMaker, Host
 from polyfed.core.codec import read_header
 from polyfed.core.engine import Answer, Call, Failure, Task, TrainingStats
-from polyfed.core.host import ClientMaker, Host
-from polyfed.core.probes import PROBES
+from polyfed.core.model_probes import PROBES
 from polyfed.core.step import combined
 from polyfed.deploy.offers import Offer
 from polyfed.deploy.reply_cache import ReplyCache

@@ -11,7 +11,7 @@ import torch
 from polyfed.config import Config
 from polyfed.core import rng
 from polyfed.core.client import Client
-from polyfed.core.profile import Profile, layout
+from polyfed.core.client_profile import Profile, layout
 from polyfed.data.dataset import Dataset, Split
 from polyfed.data.site_data import load_own
 from polyfed.deploy.agreement import AgreedFederation, agreed_data

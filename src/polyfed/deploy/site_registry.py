@@ -18,7 +18,7 @@ from polyfed.errors import InputError, StateError, nearest
 from polyfed.runs.atomic_files import write_atomically
 
 if TYPE_CHECKING:
-    from polyfed.deploy.control import ControlClient
+    from polyfed.deploy.superlink_control import ControlClient
 
 SiteStatus = Literal["admitted", "revoked", "unknown"]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from polyfed.config import Config
-from polyfed.core.host import ClientMaker
+from polyfed.core.client_host import ClientMaker
 from polyfed.deploy.agreement import SITES
 from polyfed.deploy.offers import Offer
 from polyfed.deploy.site_federation import load_site

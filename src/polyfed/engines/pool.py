@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from polyfed.core.engine import Answer, Call, Task
-from polyfed.engines import framing, zygote
+from polyfed.engines import fork_server, framing
 from polyfed.engines.scheduler import CallScheduler, WorkerAffinity
 from polyfed.errors import RunError
 
@@ -64,7 +64,7 @@ class PoolEngine:
     ) -> None:
         self._setup = {"host_factory": host_factory, "description": description}
         self._timeout = timeout
-        self._zygote = zygote.acquire()
+        self._zygote = fork_server.acquire()
         self.affinity = WorkerAffinity(workers)
         self._workers = [self._start(index) for index in range(workers)]
 
@@ -89,14 +89,14 @@ class PoolEngine:
     def close(self) -> None:
         for worker in self._workers:
             worker.connection.close()
-        zygote.release(self._zygote)
+        fork_server.release(self._zygote)
 
     # workers
 
     def _start(self, index: int) -> _Worker:
         if not self._zygote.alive:
             self._zygote.close()
-            self._zygote = zygote.Zygote()
+            self._zygote = fork_server.Zygote()
         pid, connection = self._zygote.fork()
         worker = _Worker(index, pid, connection)
         framing.send(connection, self._setup)

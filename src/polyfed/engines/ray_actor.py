@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from polyfed.core.client_host import Host
 from polyfed.core.engine import INITIAL, Task
-from polyfed.core.host import Host
 from polyfed.engines import framing
+from polyfed.engines.fork_server import WORKER
 from polyfed.engines.ray_cluster import restore_proxy
-from polyfed.engines.zygote import WORKER
 from polyfed.errors import PolyfedError, StateError
 from polyfed.machine import peak_rss
 

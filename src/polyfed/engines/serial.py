@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from polyfed.core.client_host import Host
 from polyfed.core.engine import Answer, Call, Task
-from polyfed.core.host import Host
 
 
 class SerialEngine:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 import polyfed.federation.simulation  # noqa: F401  (imported once in the zygote, so that every fork has it)
+from polyfed.core.client_host import Host
 from polyfed.core.engine import Call
-from polyfed.core.host import Host
 from polyfed.engines import framing
 from polyfed.machine import peak_rss
 

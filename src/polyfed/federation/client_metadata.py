@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from polyfed.core.profile import Profile
+from polyfed.core.client_profile import Profile
 from polyfed.data.dataset import Dataset
 from polyfed.data.partition_file import Partition
 

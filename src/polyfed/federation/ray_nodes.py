@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.config import Config, size_in_bytes
+from polyfed.core.client_host import Host
 from polyfed.core.engine import StateStore
-from polyfed.core.host import Host
 from polyfed.data import dataset as datasets
 from polyfed.engines.ray_cluster import Cluster, WorkerResources
 from polyfed.engines.ray_engine import RayEngine

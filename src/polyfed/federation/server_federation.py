@@ -12,13 +12,13 @@ from functools import cached_property
 
 from polyfed import catalogue
 from polyfed.core import needs as requirements
+from polyfed.core.client_profile import Profile, layout
 from polyfed.core.filter import ServerFilter
 from polyfed.core.needs import Needs
-from polyfed.core.profile import Profile, layout
 from polyfed.core.rounds import initialise
 from polyfed.core.server import Server
 from polyfed.errors import InputError, nearest
-from polyfed.federation import probes, splitting
+from polyfed.federation import analysis_probes, splitting
 from polyfed.federation.base import FederationBase
 from polyfed.models import ModelSpec
 from polyfed.models.slicing import Family, skeleton
@@ -125,7 +125,7 @@ class ServerFederation(FederationBase):
     def check(self, roster: tuple[Profile, ...]) -> Server:
         """Raise `InputError` for whatever can be found wrong before a run starts. Return the initialised server."""
         self.check_needs(roster)
-        probes.check_probes(self.config.evaluate, self.method, roster, self.global_test)
+        analysis_probes.check_probes(self.config.evaluate, self.method, roster, self.global_test)
         server = self.server(roster)
         if self.filter is not None:
             self.filter.check(server)

@@ -19,9 +19,9 @@ from polyfed import catalogue
 from polyfed.config import Config, size_in_bytes
 from polyfed.core import rng
 from polyfed.core.client import Client
-from polyfed.core.host import Host
+from polyfed.core.client_host import Host
+from polyfed.core.client_profile import Profile
 from polyfed.core.method import Method
-from polyfed.core.profile import Profile
 from polyfed.data import dataset as datasets
 from polyfed.data import partition as partitions
 from polyfed.data import partition_file

@@ -12,9 +12,9 @@ from annotated_types import Ge, Gt
 
 from polyfed.core import Client, Cohort, Method, Needs, Outgoing, Payload, Reply, Sends, Server, Value, register, step
 from polyfed.core.client import weights_of
-from polyfed.core.one_model import UpdateAggregator, apply_update, initial_weights, weights_for_clients
 from polyfed.core.schema import ScalarField, WeightsField
-from polyfed.training.noise import noisy
+from polyfed.core.shared_model import UpdateAggregator, apply_update, initial_weights, weights_for_clients
+from polyfed.training.weight_noise import noisy
 
 
 @register("fedavg")

@@ -15,9 +15,9 @@ from annotated_types import Ge
 from torch import Tensor
 
 from polyfed.core import ClassTable, Client, Cohort, Method, Needs, Payload, Reply, Sends, Server, register, step
-from polyfed.core.class_rows import fit_rows
 from polyfed.core.client import copy_into, weights_of
 from polyfed.core.options import Degenerate
+from polyfed.core.row_training import fit_rows
 from polyfed.core.schema import TableField, WeightsField
 from polyfed.training import TrainSettings
 

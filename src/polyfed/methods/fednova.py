@@ -14,9 +14,15 @@ from torch import Tensor
 
 from polyfed.core import Client, Cohort, Payload, Reply, Sends, Server, register, step
 from polyfed.core.filter import Update
-from polyfed.core.one_model import UpdateAggregator, apply_update, buffer_names, position_weights, weights_for_clients
 from polyfed.core.options import Degenerate
 from polyfed.core.schema import ScalarField, WeightsField
+from polyfed.core.shared_model import (
+    UpdateAggregator,
+    apply_update,
+    buffer_names,
+    position_weights,
+    weights_for_clients,
+)
 from polyfed.errors import InputError
 from polyfed.methods.fedprox import FedProx
 from polyfed.training import TrainSettings

@@ -15,10 +15,10 @@ from annotated_types import Ge
 from torch import Tensor, nn
 
 from polyfed.core import ClassTable, Client, Cohort, Method, Needs, Payload, Reply, Sends, Server, register, rng, step
-from polyfed.core.class_rows import fit_rows
 from polyfed.core.class_tables import mean_over_clients
 from polyfed.core.client import copy_into, weights_of
 from polyfed.core.options import Degenerate
+from polyfed.core.row_training import fit_rows
 from polyfed.core.schema import TableField
 from polyfed.training import TrainSettings
 from polyfed.training.losses import masked_mean

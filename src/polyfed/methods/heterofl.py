@@ -17,8 +17,8 @@ from torch import Tensor
 
 from polyfed.core import Client, Cohort, Method, Needs, Outgoing, Payload, Reply, Sends, Server, Value, register, step
 from polyfed.core.client import weights_of
-from polyfed.core.one_model import UpdateAggregator, apply_update, cut_of, initial_weights
 from polyfed.core.schema import ScalarField, TensorField, TreeField, WeightsField
+from polyfed.core.shared_model import UpdateAggregator, apply_update, cut_of, initial_weights
 from polyfed.models import ModelSpec
 from polyfed.models.slicing import PooledStatistics, Rule, classifier_tensors, divided, extract, prefix, statistics_of
 from polyfed.training import Loss

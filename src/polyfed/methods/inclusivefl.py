@@ -16,10 +16,10 @@ from annotated_types import Interval
 from polyfed.core import Client, Cohort, Method, Needs, Outgoing, Payload, Reply, Sends, Server, Value, register, step
 from polyfed.core.client import weights_of
 from polyfed.core.filter import Update
-from polyfed.core.one_model import UpdateAggregator, apply_update, initial_weights
 from polyfed.core.options import Degenerate
 from polyfed.core.payload import Weights
 from polyfed.core.schema import ScalarField, WeightsField
+from polyfed.core.shared_model import UpdateAggregator, apply_update, initial_weights
 from polyfed.errors import InputError
 from polyfed.models.slicing import OwnerMean, block_names
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from polyfed.core import Client, Cohort, Payload, Reply, Sends, Server, register, step
-from polyfed.core.one_model import UpdateAggregator, apply_update, buffer_names, holder_counts, weights_for_clients
 from polyfed.core.schema import ScalarField, TreeField, WeightsField
+from polyfed.core.shared_model import UpdateAggregator, apply_update, buffer_names, holder_counts, weights_for_clients
 from polyfed.errors import InputError
 from polyfed.methods.fedavg import FedAvg
 from polyfed.training import TrainSettings

@@ -11,10 +11,10 @@ from polyfed.models import (
     googlenet,
     mobilenet,
     resnet,
-    series,
     shufflenet,
     tabular,
     text,
+    time_series,
     tiny,
     vit,
 )
@@ -50,6 +50,6 @@ ARCHITECTURES: dict[str, Architecture] = {
     "tiny-resnet-wide": Architecture(tiny.wide_resnet),
     **{name: Architecture(vit.tiny_vit) for name in vit.TINY_DEPTHS},
     **{name: Architecture(trunk, takes="table") for name, trunk in tabular.TABLE.items()},
-    **{name: Architecture(trunk, takes="series") for name, trunk in series.SERIES.items()},
+    **{name: Architecture(trunk, takes="series") for name, trunk in time_series.SERIES.items()},
     **{name: Architecture(trunk, takes="text") for name, trunk in text.TEXT.items()},
 }

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from polyfed.errors import InputError, nearest
-from polyfed.models.series import SERIES
 from polyfed.models.spec import ModelSpec
 from polyfed.models.tabular import TABLE
 from polyfed.models.text import TEXT
+from polyfed.models.time_series import SERIES
 
 
 @dataclass(frozen=True)

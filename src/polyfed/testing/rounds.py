@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from polyfed.core.client import Client
+from polyfed.core.client_host import MEASURES, ClientMaker, Host
+from polyfed.core.client_profile import Profile
 from polyfed.core.codec import decode
 from polyfed.core.cohort import Cohort
 from polyfed.core.door import Door
 from polyfed.core.engine import INITIAL, Engine, StateStore
 from polyfed.core.evaluation import Counts
 from polyfed.core.guard import Guard
-from polyfed.core.host import MEASURES, ClientMaker, Host
 from polyfed.core.ledger import Ledger
 from polyfed.core.method import Method
 from polyfed.core.payload import Payload, State
-from polyfed.core.profile import Profile
 from polyfed.core.round_stats import RoundStats
 from polyfed.core.rounds import RoundLoop, initialise, one_torch_thread
 from polyfed.core.server import Server

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor
 
-from polyfed.core.class_rows import Rows
 from polyfed.core.class_tables import ClassTable
+from polyfed.core.row_training import Rows
 from polyfed.methods.ccvr.gaussians import Gaussian, describe, pooled, sample
 
 

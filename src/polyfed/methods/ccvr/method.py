@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from polyfed.core import ClassTable, Client, Cohort, Method, Needs, Payload, Reply, Sends, Server, register, step
 from polyfed.core.averaging import WeightedMean
 from polyfed.core.client import copy_into, weights_of
+from polyfed.core.client_profile import Profile
 from polyfed.core.method import Outgoing
 from polyfed.core.options import Degenerate
-from polyfed.core.profile import Profile
 from polyfed.core.schema import FromMethod, ScalarField, TableField, WeightsField
 from polyfed.errors import InputError
 from polyfed.methods.ccvr.class_statistics import describe_classes, pool_classes, sample_classes, statistics_width

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from polyfed.core import Server, rng
 from polyfed.methods.dffke.decoder import EmbeddingDecoder
 from polyfed.methods.dffke.docking import Snapshots
-from polyfed.training.cycle import cycled
+from polyfed.training.endless_batches import cycled
 from polyfed.training.fit import TrainSettings, make_optimizer
 
 Codes = Mapping[str, Tensor]  # embeddings in the common space, by client

@@ -15,7 +15,7 @@ from polyfed.core.payload import view
 from polyfed.methods.dffke.messages import round_key, subtree
 from polyfed.methods.dffke.replay_index import replay_batches
 from polyfed.methods.dffke.synthetic_images import TransferImages
-from polyfed.training.cycle import cycled
+from polyfed.training.endless_batches import cycled
 from polyfed.training.fit import TrainSettings, has_batchnorm, make_optimizer
 from polyfed.training.samples import EVALUATION_BATCH
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from polyfed.core import Value
-from polyfed.core.profile import Profile
+from polyfed.core.client_profile import Profile
 from polyfed.core.schema import TreeField
 
 Messages = dict[str, dict[str, Value]]  # to each client its own fields

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyfed.core import ClassTable
-from polyfed.core.class_rows import fit_rows
 from polyfed.core.class_tables import class_means
+from polyfed.core.row_training import fit_rows
 from polyfed.models.generators import draw_latents
 from polyfed.training import TrainSettings
 

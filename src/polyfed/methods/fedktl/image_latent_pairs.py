@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from polyfed.core import Client, Payload, Server, Value, rng
 from polyfed.errors import PayloadError
 from polyfed.models.generators import resized
-from polyfed.training.cycle import cycled
+from polyfed.training.endless_batches import cycled
 
 IMAGE_SIZE = ("channels", "height", "width")
 

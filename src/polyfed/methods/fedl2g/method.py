@@ -29,9 +29,9 @@ from polyfed.core import (
     register,
     step,
 )
+from polyfed.core.client_profile import Profile
 from polyfed.core.needs import check
 from polyfed.core.options import Degenerate
-from polyfed.core.profile import Profile
 from polyfed.core.schema import FromMethod
 from polyfed.core.step import Step
 from polyfed.methods.fedl2g.figures import record_guidance

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyfed.core.profile import Layout, layout
+from polyfed.core.client_profile import Layout, layout
 from polyfed.models.decoders import latent_map, transposed_decoder
 
 

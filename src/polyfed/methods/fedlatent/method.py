@@ -18,11 +18,11 @@ from torch.func import functional_call
 
 from polyfed.core import ClassTable, Client, Cohort, Method, Needs, Payload, Reply, Sends, Server, register, rng, step
 from polyfed.core.averaging import WeightedMean
-from polyfed.core.class_rows import Rows
 from polyfed.core.class_tables import mean_over_clients
 from polyfed.core.client import copy_into, weights_of
+from polyfed.core.client_profile import Layout, Profile
 from polyfed.core.options import Degenerate
-from polyfed.core.profile import Layout, Profile
+from polyfed.core.row_training import Rows
 from polyfed.core.schema import FromMethod, TableField, TreeField
 from polyfed.methods.fedlatent.class_gaussians import describe_classes, pool_classes, row_width, sample_class
 from polyfed.methods.fedlatent.decoder import ConditionalDecoder, decoder_layout

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from polyfed.core import rng
 from polyfed.core.client import copy_into
-from polyfed.core.profile import Layout, Profile, layout
+from polyfed.core.client_profile import Layout, Profile, layout
 from polyfed.models.decoders import transposed_decoder
 
 

@@ -34,7 +34,7 @@ from polyfed.core import (
 from polyfed.core.averaging import WeightedMean
 from polyfed.core.class_tables import mean_over_clients
 from polyfed.core.client import weights_of
-from polyfed.core.profile import Layout, Profile
+from polyfed.core.client_profile import Layout, Profile
 from polyfed.core.schema import FromMethod
 from polyfed.methods.fedvtc.alternating_training import train_decoder, train_model
 from polyfed.methods.fedvtc.decoder import build_decoder, decoder_layout

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from polyfed.core import Client, Cohort, Payload, Reply, Sends, Server, register, step
 from polyfed.core.client import copy_into, weights_of
-from polyfed.core.one_model import UpdateAggregator, apply_update, weights_for_clients
 from polyfed.core.options import Degenerate
 from polyfed.core.schema import ScalarField, TreeField, WeightsField
+from polyfed.core.shared_model import UpdateAggregator, apply_update, weights_for_clients
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.moon.projection_head import ProjectionHeads
 from polyfed.models.slicing import OwnerMean
-from polyfed.training.noise import noisy
+from polyfed.training.weight_noise import noisy
 
 
 @register("moon")

@@ -31,7 +31,7 @@ class Zygote:
         with theirs:
             # in its own session: Ctrl-C in a terminal reaches the run only, which stops its workers itself
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "polyfed.engines.zygote", str(theirs.fileno())],
+                [sys.executable, "-m", "polyfed.engines.fork_server", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
                 stdin=subprocess.DEVNULL,

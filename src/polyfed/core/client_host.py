@@ -19,8 +19,8 @@ from polyfed.core.codec import MessageHeader, decode, encode, read_header
 from polyfed.core.engine import INITIAL, Answer, Call, Failure, StateStore, Task, TrainingStats
 from polyfed.core.guard import Guard, Released, ReleaseLog
 from polyfed.core.method import Method
+from polyfed.core.model_probes import PROBES, run_probe
 from polyfed.core.payload import Payload, Value, detached_copy
-from polyfed.core.probes import PROBES, run_probe
 from polyfed.core.schema import check_finite, check_header
 from polyfed.core.step import combined
 from polyfed.errors import PayloadError, PolyfedError, StateError

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from polyfed.analysis.cka import Signatures, mean_off_diagonal
 from polyfed.config import EvaluateConfig
+from polyfed.core.client_profile import Profile
 from polyfed.core.door import Door
 from polyfed.core.method import Method
-from polyfed.core.probes import SAMPLES
-from polyfed.core.profile import Profile
+from polyfed.core.model_probes import SAMPLES
 from polyfed.core.server import Server
 from polyfed.errors import InputError
 from polyfed.training import Samples
