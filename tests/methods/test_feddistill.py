@@ -34,7 +34,7 @@ def trained(linears: Any, method: Any, outputs: ClassTable, **options: Any) -> d
 
 
 def test_one_step_by_hand(linears: Any) -> None:
-    # lambda * mean over the samples of known classes of H(softmax G_y, softmax z), beside the mean cross-entropy.
+    # lambda * mean over the samples of known classes of H(softmax G_y, softmax z), plus the mean cross-entropy.
     rows = {0: [2.0, -1.0, 0.0], 2: [0.0, 0.0, 3.0]}
     got = trained(linears, FedDistill(guidance=0.7), table(rows))
     client = linears().client("0", LABELS)
@@ -147,7 +147,7 @@ def test_each_client_receives_the_mean_of_the_others(linears: Any) -> None:
     assert all(rows == {} for rows in first.values())
     assert close(second["0"], {0: (b[0] + c[0]) / 2, 1: b[1], 2: c[2]})
     assert close(second["1"], {0: (a[0] + c[0]) / 2, 1: a[1], 2: c[2]})
-    assert close(second["2"], {0: (a[0] + b[0]) / 2, 1: (a[1] + b[1]) / 2})  # nobody else knows class 2: no target
+    assert close(second["2"], {0: (a[0] + b[0]) / 2, 1: (a[1] + b[1]) / 2})  # no other client has class 2: no target
     # the same by the paper's formula, (M g - g_k) / (M - 1)
     g = (a[0] + b[0] + c[0]) / 3
     assert torch.allclose(torch.tensor(second["0"][0]), (3 * g - a[0]) / 2, rtol=1e-4, atol=1e-6)

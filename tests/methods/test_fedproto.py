@@ -108,7 +108,7 @@ def test_counts_give_the_mean_over_the_union_and_uniform_the_mean_of_means(linea
     assert isinstance(by_counts, ClassTable) and isinstance(uniform, ClassTable)
     for c in range(3):
         assert torch.allclose(by_counts.values[c], f[y == c].mean(0), rtol=1e-5, atol=1e-6)
-    # class 1: one sample at client 0 and two at client 1, which count alike
+    # class 1: one sample at client 0 and two at client 1, which have equal weights
     means = [f[:3][y[:3] == 1].mean(0), f[3:6][y[3:6] == 1].mean(0)]
     assert torch.allclose(uniform.values[1], (means[0] + means[1]) / 2, rtol=1e-5, atol=1e-6)
     assert not torch.allclose(uniform.values[1], by_counts.values[1], rtol=1e-3)

@@ -116,7 +116,7 @@ def test_masked_logits_by_hand(linears: Any) -> None:
 
 @pytest.mark.parametrize("value", [0, "-inf"])
 def test_rows_of_absent_classes_stay_out_of_the_mean(value: Any) -> None:
-    # Clients 0 and 3 have classes {0, 1} and {0, 3}: row 2 is nobody's, row 1 is client 0's alone.
+    # Clients 0 and 3 have classes {0, 1} and {0, 3}: no client has row 2, only client 0 has row 1.
     with ToyFederation(HeteroFL, {"mask_value": value}) as toy:
         config = toy.config(models={"group": [WHOLE]}, rounds=1)
         before = server_of(toy, models={"group": [WHOLE]}).memory.weights("model")
@@ -195,7 +195,7 @@ def test_pooled_statistics_are_those_of_all_samples(counts: list[int], seed: int
     stream = torch.Generator().manual_seed(seed)
     before = {"n.running_mean": torch.zeros(4), "n.running_var": torch.ones(4)}
     pooled, everything = PooledStatistics(before), []
-    places = {name: (torch.tensor([0, 2, 3]),) for name in before}  # position 1 is nobody's
+    places = {name: (torch.tensor([0, 2, 3]),) for name in before}  # no client holds position 1
     for count in counts:
         x = torch.randn(count, 3, generator=stream) * 3 + 1
         everything.append(x)

@@ -68,7 +68,7 @@ def test_without_momentum_layers_are_averaged_and_tops_are_private() -> None:
         if name != "head.weight":
             same(
                 actual.moved("1", name), actual.made("1", name)
-            )  # in the larger nobody shares it: both hold it, one as top
+            )  # shared by both types, for one of them as its top
         same(actual.moved("0", name), actual.made("0", name))
     same(actual.moved("1", "head.weight"), actual.made("1", "head.weight"))
 

@@ -56,7 +56,7 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 def test_the_mixture_step_by_hand(linears: Any) -> None:
     # L = CE(h(a * phi + (1 - a) * G)). By the chain rule dL/da_j = sum_i dL/dmix_ij (phi_ij - G_ij); two full-batch
-    # steps of 0.5 from a = (0.9, 0.2, 0.0), clamped after each, beside two steps of 0.1 of the private model.
+    # steps of 0.5 from a = (0.9, 0.2, 0.0), clamped after each, with two steps of 0.1 of the private model.
     make = linears(settings={"epochs": 2})
     client, shared = made(make), make.model("shared")
     a = torch.tensor([0.9, 0.2, 0.0])

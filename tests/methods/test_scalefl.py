@@ -96,7 +96,7 @@ def test_a_slice_with_its_exits_is_sent_each_way() -> None:
 
 
 def test_absent_classes_can_be_masked_at_every_exit() -> None:
-    # Clients 0 and 1 have classes {0, 1} and {1, 2}: nobody's is class 3.
+    # Clients 0 and 1 have classes {0, 1} and {1, 2}: no client has class 3.
     with ToyFederation(ScaleFL, {"mask_absent_classes": True}) as toy:
         before = server_of(toy).memory.weights("model")
         outcome = toy.run(toy.config(CLASS_COUNTS[:2], rounds=1)).checked()

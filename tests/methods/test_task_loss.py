@@ -30,7 +30,7 @@ OTHER_TASK = {
     **dict.fromkeys(("heterofl", "fedrolex", "fed-dropout"), "cross-entropy of logits with absent classes masked"),
 }
 METHODS = [name for name in catalogue.methods() if name not in OTHER_TASK]
-# Fields that only say how much work is done beside training: with the defaults it takes many seconds.
+# Options that reduce the work besides local training, which takes many seconds with the defaults.
 LITTLE_WORK: dict[str, dict[str, Any]] = {"dffke": {"width": 16, "decoder_channels": 8, "least_steps": 8}}
 
 
