@@ -37,7 +37,7 @@ def test_the_gradient_of_the_term_is_mu_times_the_offset() -> None:
 
 
 def test_two_steps_by_hand(linears: Any) -> None:
-    # The first step starts at theta^t, where the proximal gradient is 0, as in FedAvg. The second adds mu (theta - theta^t).
+    # At theta^t the proximal gradient is 0, so the first step is FedAvg. The second adds mu (theta - theta^t).
     make = linears(settings={"epochs": 2})
     client, plain = make.client("0", LABELS[0]), make.client("0", LABELS[0])
     start = weights_of(make.model())

@@ -66,9 +66,7 @@ def test_without_momentum_layers_are_averaged_and_tops_are_private() -> None:
             same(actual.moved(k, name), mean)
     for name in (block(2, 1), block(3, 1), "head.weight"):  # tops of the smaller, where the larger goes on
         if name != "head.weight":
-            same(
-                actual.moved("1", name), actual.made("1", name)
-            )  # shared by both types, for one of them as its top
+            same(actual.moved("1", name), actual.made("1", name))  # shared by both types, for one of them as its top
         same(actual.moved("0", name), actual.made("0", name))
     same(actual.moved("1", "head.weight"), actual.made("1", "head.weight"))
 

@@ -9,8 +9,10 @@ Authors; title; venue and year; which algorithm of the paper this file implement
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch.nn.functional as F
+from annotated_types import Ge
 from polyfed.core import (
     ClassTable,
     Client,
@@ -37,8 +39,8 @@ class @CLASS@(Method):
     Deviations: list the differences from the paper.
     """
 
-    # Fields are hyperparameters: `method.guidance=0.5` on the command line. A method has no other state.
-    guidance: float = 1.0  # weight of the regulariser
+    # Fields are hyperparameters (`method.guidance=0.5` on the command line); bounds in their types are checked.
+    guidance: Annotated[float, Ge(0)] = 1.0  # weight of the regulariser
 
     # `needs` is checked for all clients before round 1; `sends` describes the messages for users.
     needs = Needs(same_classes=True)
