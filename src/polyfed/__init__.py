@@ -1,4 +1,4 @@
-"""polyfed: federated learning between parties with different data and different models."""
+"""polyfed: federated learning between clients with different data and different models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["compare", "errors", "models", "register", "resume", "run"]
 
-# name -> where it lives; imported at first use, so that `import polyfed` stays light
+# public names and their modules, imported on first use so that `import polyfed` is fast
 _LAZY = {
     "compare": "polyfed.comparison",
     "register": "polyfed.core",

@@ -1,4 +1,4 @@
-"""`python -m polyfed` is the command."""
+"""`python -m polyfed`: the same as the command `polyfed`."""
 
 import sys
 

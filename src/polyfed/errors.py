@@ -1,4 +1,4 @@
-"""Every error a user can meet: one sentence that names what was wrong, what was found and what is allowed."""
+"""Errors for users. Each message is one sentence: what is wrong, what was found and what is allowed."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from collections.abc import Iterable
 
 
 class PolyfedError(Exception):
-    """Base of all errors of polyfed; `exit_code` is what the command line ends with."""
+    """Base class of all errors of polyfed. `exit_code` is the exit code of the command line."""
 
     exit_code = 1
 
 
 class InputError(PolyfedError):
-    """The user's input is wrong; nothing was run and nothing was written."""
+    """Wrong input by the user. Nothing was run and nothing was written."""
 
     exit_code = 2
 
 
 class RunError(PolyfedError):
-    """A run could not go on; its folder holds the last whole checkpoint."""
+    """A run that cannot continue. Its folder holds the last checkpoint."""
 
 
 class PayloadError(PolyfedError):
-    """A message was refused: not what the step declares, damaged, or larger than allowed."""
+    """A message that does not match the step's declaration, is damaged or is too large."""
 
 
 class StateError(PolyfedError):
-    """A saved state or checkpoint is missing, damaged or could not be written."""
+    """A saved state or checkpoint that is missing, damaged or could not be written."""
 
 
 def nearest(word: str, options: Iterable[str]) -> str:
-    """A hint to append to a sentence about an unknown name: the closest right one, and what there is."""
-    known = sorted(options)
-    close = difflib.get_close_matches(word.lower(), [k.lower() for k in known], n=1, cutoff=0.5)
-    hint = next((f"did you mean '{k}'? " for k in known if close and k.lower() == close[0]), "")
-    return f"{hint}Known: {', '.join(known)}" if known else "there is none"
+    """Return a hint for a message about an unknown name: the closest valid name, and all valid names."""
+    names = sorted(options)
+    close = difflib.get_close_matches(word.lower(), [name.lower() for name in names], n=1, cutoff=0.5)
+    hint = next((f"did you mean '{name}'? " for name in names if close and name.lower() == close[0]), "")
+    return f"{hint}Known: {', '.join(names)}" if names else "there is none"

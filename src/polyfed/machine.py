@@ -1,4 +1,4 @@
-"""What this machine gives to a process: cores and memory. Needs nothing but Python."""
+"""Cores and memory of this process, with the standard library only."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import sys
 
 
 def available_cores() -> int:
-    """The cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def peak_rss() -> int:
-    """Peak resident bytes of this process."""
+    """Return the peak resident memory of this process in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

@@ -59,14 +59,14 @@ def test_data_that_is_on_no_node_is_refused_in_one_sentence(tmp_path: Path) -> N
     made = simulation.build_federation(config)
     description, files = packed(made, tmp_path)
     shutil.rmtree(tmp_path / "driver")
-    with pytest.raises(InputError, match=r"node \S+ has neither .*mine-\w+ nor what it is made from") as refused:
+    with pytest.raises(InputError, match=r"node \S+ has neither .*mine-\w+ nor the files of the dataset") as refused:
         ray_nodes.host_on_node(description, files, TaskStateStore())
     assert "\n" not in str(refused.value)
 
 
 def test_other_data_under_the_same_name_is_refused(tmp_path: Path) -> None:
     description, files = packed(simulation.build_federation(parse(SETTING)), tmp_path)
-    with pytest.raises(InputError, match="is not the one of this run"):
+    with pytest.raises(InputError, match="differs from that of this run"):
         ray_nodes.host_on_node(
             {**description, "dataset": f"{tmp_path}/digits-0123456789abcdef"}, files, TaskStateStore()
         )

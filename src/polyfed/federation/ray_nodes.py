@@ -1,4 +1,4 @@
-"""A federation on machines that share no disk: what goes to a node, and how the same clients are made there."""
+"""A simulated federation on a Ray cluster. Nodes share no disk: each rebuilds the federation from a description."""
 
 from __future__ import annotations
 
@@ -19,50 +19,54 @@ from polyfed.errors import InputError, PolyfedError
 from polyfed.federation.simulation import SimulatedFederation, file_format
 from polyfed.runs.state_store import FolderStore
 
-MAKER = "polyfed.federation.ray_nodes:host_on_node"
-FILES = ("indices.npy", "offsets.npy")  # of a description: who has which samples
+HOST_FACTORY = "polyfed.federation.ray_nodes:host_on_node"
+FILES = ("indices.npy", "offsets.npy")  # index files of a description: the samples of each client
 
 
 def ray_engine(federation: SimulatedFederation, store: Path, scratch: Path) -> RayEngine:
-    """The clients of a federation on a Ray cluster; their states are kept here, in `store`."""
-    wanted = federation.config.engine
-    workers = wanted.workers if isinstance(wanted.workers, int) else None
-    cluster = Cluster(wanted.address, workers, WorkerResources(wanted.cpus_per_worker, wanted.gpus_per_worker))
+    """Create an engine on a Ray cluster. Client states are saved on this machine, in `store`."""
+    settings = federation.config.engine
+    workers = settings.workers if isinstance(settings.workers, int) else None
+    resources = WorkerResources(settings.cpus_per_worker, settings.gpus_per_worker)
+    cluster = Cluster(settings.address, workers, resources)
     try:
         count = cluster.worker_count(workers, max(1, federation.config.per_round))
         description = federation.describe_for_workers(scratch)
         files = [(scratch / name).read_bytes() for name in FILES]
-        return RayEngine(cluster, MAKER, description, files, FolderStore(store), count, timeout=wanted.timeout)
+        return RayEngine(
+            cluster, HOST_FACTORY, description, files, FolderStore(store), count, timeout=settings.timeout
+        )
     except BaseException:
         cluster.close()
         raise
 
 
 def host_on_node(description: Mapping[str, Any], files: Sequence[bytes], store: StateStore) -> Host:
-    """What a worker on any node runs on."""
-    with tempfile.TemporaryDirectory() as folder:  # the files stay mapped when their names are gone
+    """Build the host of a worker on any node, from the description and its index files."""
+    with tempfile.TemporaryDirectory() as folder:  # the files stay memory-mapped after their deletion
         for name, content in zip(FILES, files, strict=True):
             (Path(folder) / name).write_bytes(content)
-        there = {**description, "indices": folder, "dataset": str(_dataset_here(description)), "search": sys.path}
-        federation = SimulatedFederation.from_description(there)
+        dataset = str(_local_dataset(description))
+        local = {**description, "indices": folder, "dataset": dataset, "search": sys.path}
+        federation = SimulatedFederation.from_description(local)
     engine = federation.config.engine
     return Host(federation, store, size_in_bytes(engine.memory_budget), size_in_bytes(engine.message_limit))
 
 
-def _dataset_here(description: Mapping[str, Any]) -> Path:
-    """The dataset's folder in this node's cache: the one of the description, or made here from the same files."""
-    named = Path(description["dataset"])
-    if datasets.is_cached(named):
-        return named
+def _local_dataset(description: Mapping[str, Any]) -> Path:
+    """Return the dataset's folder on this node. Decode the dataset from its files if it is not in the cache."""
+    expected = Path(description["dataset"])
+    if datasets.is_cached(expected):
+        return expected
     config = Config.from_dict(description["config"])
     data = config.data
     node = platform.node()
     try:
-        made = datasets.load(
+        folder = datasets.load(
             data.dataset, root=Path(data.root) if data.root else None, how=file_format(config)
         ).folder
     except PolyfedError as error:
-        raise InputError(f"node {node} has neither {named} nor what it is made from: {error}") from None
-    if made.name != named.name:  # the name holds a digest of the content
-        raise InputError(f"dataset {data.dataset} on node {node} is not the one of this run; compare their files")
-    return made
+        raise InputError(f"node {node} has neither {expected} nor the files of the dataset: {error}") from None
+    if folder.name != expected.name:  # the name contains a digest of the content
+        raise InputError(f"dataset {data.dataset} on node {node} differs from that of this run; compare the files")
+    return folder
