@@ -50,7 +50,7 @@ def make(description):
 
 @pytest.fixture(scope="module", autouse=True)
 def echo_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Start one zygote for all tests. Its forks import the echo host through PYTHONPATH."""
+    """Start one fork server for all tests. Its forks import the echo host through PYTHONPATH."""
     folder = tmp_path_factory.mktemp("echo")
     (folder / "echo_host.py").write_text(ECHO)
     with pytest.MonkeyPatch.context() as patch:

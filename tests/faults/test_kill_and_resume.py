@@ -125,7 +125,7 @@ def test_a_worker_killed_in_the_middle_of_a_round(
 
 
 def workers_of(pid: int) -> list[int]:
-    """The processes that were forked from this one's zygotes."""
+    """The processes that were forked from this one's fork_servers."""
 
     def children(parent: int) -> list[int]:
         tasks = Path(f"/proc/{parent}/task")
@@ -134,8 +134,8 @@ def workers_of(pid: int) -> list[int]:
         except (FileNotFoundError, ProcessLookupError):
             return []
 
-    zygotes = [child for child in children(pid) if b"polyfed.engines.fork_server" in cmdline(child)]
-    return [worker for zygote in zygotes for worker in children(zygote)]
+    fork_servers = [child for child in children(pid) if b"polyfed.engines.fork_server" in cmdline(child)]
+    return [worker for server in fork_servers for worker in children(server)]
 
 
 def cmdline(pid: int) -> bytes:

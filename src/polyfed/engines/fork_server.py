@@ -1,4 +1,4 @@
-"""The zygote: a process that has imported torch and polyfed once, and from which pool workers are forked.
+"""The fork server: a process that has imported torch and polyfed once, and from which pool workers are forked.
 
 It is started before the caller imports torch, so that both import at the same time. A fork takes milliseconds, shares
 the memory of imported libraries, and never runs the user's main script again.
@@ -21,8 +21,8 @@ from polyfed.errors import InputError, RunError
 WORKER = "POLYFED_WORKER"  # set in the environment of every process that is a worker
 
 
-class Zygote:
-    """Handle of a zygote process."""
+class ForkServer:
+    """Handle of a fork server."""
 
     def __init__(self) -> None:
         if not hasattr(os, "fork"):
@@ -62,35 +62,35 @@ class Zygote:
         self._process.wait()
 
 
-_spare: list[Zygote] = []
+_spare: list[ForkServer] = []
 
 
 def start_spare() -> None:
-    """Start a zygote in advance, for the next pool of this process."""
+    """Start a fork server in advance, for the next pool of this process."""
     if not _spare:
-        _spare.append(Zygote())
+        _spare.append(ForkServer())
 
 
-def acquire() -> Zygote:
-    """Return a zygote: the spare one if it is alive, or else a new one."""
+def acquire() -> ForkServer:
+    """Return a fork server: the spare one if it is alive, or else a new one."""
     while _spare:
         spare = _spare.pop()
         if spare.alive:
             return spare
         spare.close()
-    return Zygote()
+    return ForkServer()
 
 
-def release(zygote: Zygote) -> None:
-    """Keep a zygote as a spare for the next pool of this process."""
-    if zygote.alive and not _spare:
-        _spare.append(zygote)
+def release(server: ForkServer) -> None:
+    """Keep a fork server as a spare for the next pool of this process."""
+    if server.alive and not _spare:
+        _spare.append(server)
     else:
-        zygote.close()
+        server.close()
 
 
 def close_spare() -> None:
-    """Close the spare zygote, if there is one."""
+    """Close the spare fork server, if there is one."""
     while _spare:
         _spare.pop().close()
 
@@ -99,13 +99,13 @@ atexit.register(close_spare)
 
 
 def _die_with_parent() -> None:
-    """Ask Linux to kill this worker when its zygote dies, which in turn ends with the run."""
+    """Ask Linux to kill this worker when its fork server dies, which in turn ends with the run."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def main(descriptor: int) -> None:
-    """Run the zygote: import everything, then fork on request until the caller closes the connection."""
+    """Run the fork server: import everything, then fork on request until the caller closes the connection."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     from polyfed.engines import worker  # imports torch and everything else that a worker needs

@@ -64,7 +64,7 @@ class PoolEngine:
     ) -> None:
         self._setup = {"host_factory": host_factory, "description": description}
         self._timeout = timeout
-        self._zygote = fork_server.acquire()
+        self._fork_server = fork_server.acquire()
         self.affinity = WorkerAffinity(workers)
         self._workers = [self._start(index) for index in range(workers)]
 
@@ -89,15 +89,15 @@ class PoolEngine:
     def close(self) -> None:
         for worker in self._workers:
             worker.connection.close()
-        fork_server.release(self._zygote)
+        fork_server.release(self._fork_server)
 
     # workers
 
     def _start(self, index: int) -> _Worker:
-        if not self._zygote.alive:
-            self._zygote.close()
-            self._zygote = fork_server.Zygote()
-        pid, connection = self._zygote.fork()
+        if not self._fork_server.alive:
+            self._fork_server.close()
+            self._fork_server = fork_server.ForkServer()
+        pid, connection = self._fork_server.fork()
         worker = _Worker(index, pid, connection)
         framing.send(connection, self._setup)
         return worker

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-import polyfed.federation.simulation  # noqa: F401  (imported once in the zygote, so that every fork has it)
+import polyfed.federation.simulation  # noqa: F401  (imported once in the fork server, so that every fork has it)
 from polyfed.core.client_host import Host
 from polyfed.core.engine import Call
 from polyfed.engines import framing
@@ -17,7 +17,7 @@ from polyfed.machine import peak_rss
 
 
 def warm_up() -> None:
-    """Import in the zygote what torch imports only when the first optimiser is created (its compiler)."""
+    """Import in the fork server what torch imports only when the first optimiser is created (its compiler)."""
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1, fused=True)
 
 
