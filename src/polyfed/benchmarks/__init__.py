@@ -1,4 +1,7 @@
-"""Benchmarks: each measures ratios within one run, because machines differ and are noisy."""
+"""Benchmarks of speed and memory, one module each.
+
+They report ratios measured within one run, because machines differ and their load varies.
+"""
 
 from __future__ import annotations
 
@@ -11,37 +14,39 @@ from typing import Any
 from polyfed.errors import InputError, nearest
 
 _NAMES = {
-    "aggregation": "memory of a server that averages 50 clients of ResNet-26, against 5 of them",
-    "dffke": "memory of DFFKE's server and 10 clients on 6,000 images of 28x28, in one process",
-    "engines": "a round of 20 clients that do nothing on every engine, against serial; start-up of each",
-    "fedl2g": "client seconds of a FedL2G round against FedDistill's (logits) and FedProto's (features)",
-    "fedfree": "FedFree's server time in a round against the clients' training time",
-    "inco": "InCo's share of the time of a round with ten clients of tiny-resnets",
-    "memory": "what a client holds at its peak in a step of FedVTC, against FedProto with the same model",
-    "overhead": "a training round on the pool against bare training loops in as many processes",
-    "population": "a round of 20 clients out of 10,000 against one out of 100",
+    "aggregation": "peak memory of a server that averages 50 clients with ResNet-26, compared with 5 clients",
+    "dffke": "peak memory of DFFKE's server and 10 clients on 6,000 images of 28x28, in one process",
+    "engines": "time of a round of 20 idle clients on every engine, compared with serial; start-up times",
+    "fedl2g": "client time of a FedL2G round, compared with FedDistill (logits) and FedProto (features)",
+    "fedfree": "FedFree's server time in a round, compared with the clients' training time",
+    "inco": "InCo's fraction of the time of a round with ten clients of tiny-resnets",
+    "memory": "peak memory of a client in a step of FedVTC, compared with FedProto with the same model",
+    "overhead": "time of a training round on the pool, compared with plain training loops in as many processes",
+    "population": "time of a round with 20 of 10,000 clients, compared with 20 of 100",
     "report": "a report over 100 runs of 200 rounds: seconds, peak memory, size of the page",
     "slicing": "building and slicing ResNet-152: seconds, and peak memory against its own size",
-    "startup": "seconds until `polyfed list methods` has answered and until the first round of a run begins",
-    "ui": "the live page over 1,000 runs of 200 rounds: seconds to its first view, per look, and to open a run",
+    "startup": "seconds of `polyfed list methods`, and until the first round of a run starts",
+    "ui": "the dashboard over 1,000 runs of 200 rounds: seconds to its first view, per update, and to open a run",
 }
 
 
 def names() -> list[str]:
+    """Return the names of all benchmarks."""
     return list(_NAMES)
 
 
 def describe(name: str) -> str:
+    """Return the description of a benchmark."""
     return _NAMES[name]
 
 
 def run(name: str | None = None, out: Path = Path("benchmarks/out")) -> Iterator[dict[str, Any]]:
-    """Run one benchmark, or all; each gives its `name`, `figures` and `settings`, and writes them to `out`."""
+    """Run one benchmark, or all. Yield the `name`, `figures` and `settings` of each, and write them to `out`."""
     if name is not None and name not in _NAMES:
         raise InputError(f"there is no benchmark called '{name}'; {nearest(name, _NAMES)}")
-    for wanted in [name] if name else names():
-        module = importlib.import_module(f"polyfed.benchmarks.{wanted}")
-        result: dict[str, Any] = {"name": wanted, **module.measure()}
+    for benchmark in [name] if name else names():
+        module = importlib.import_module(f"polyfed.benchmarks.{benchmark}")
+        result: dict[str, Any] = {"name": benchmark, **module.measure()}
         out.mkdir(parents=True, exist_ok=True)
-        (out / f"{wanted}.json").write_text(json.dumps(result, indent=1))
+        (out / f"{benchmark}.json").write_text(json.dumps(result, indent=1))
         yield result

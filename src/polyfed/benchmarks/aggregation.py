@@ -1,4 +1,4 @@
-"""What a server holds while it averages: its peak memory over the size of the model, with few and many clients."""
+"""Peak memory of a server during aggregation, relative to the size of the model, with few and many clients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MODEL, SIZE, SAMPLES_EACH, FEW, MANY = "resnet26", 8, 4, 5, 50
 
 
 def measure() -> dict[str, Any]:
-    """Figures: memory the server's process took in addition for a round, over the model's size; and their ratio."""
+    """Return the additional memory of the server process in a round, relative to the model's size, and the ratio."""
     few, many = (_in_fresh_process(clients) for clients in (FEW, MANY))
     return {
         "figures": {
@@ -35,7 +35,7 @@ def measure() -> dict[str, Any]:
 
 
 def _in_fresh_process(clients: int) -> dict[str, float]:
-    """Peak memory never falls, so that each measurement needs a process of its own."""
+    """Measure in a new process, because the peak memory of a process never decreases."""
     command = [sys.executable, "-m", __name__, str(clients)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     figures: dict[str, float] = json.loads(done.stdout)
@@ -43,7 +43,7 @@ def _in_fresh_process(clients: int) -> dict[str, float]:
 
 
 def _one_round(clients: int) -> dict[str, float]:
-    """All clients train one step; those of the pool live in other processes, whose memory is not counted."""
+    """Train one step on all clients. Pool workers are other processes, whose memory is not counted."""
     from polyfed.benchmarks.slicing import memory
     from polyfed.benchmarks.synthetic import images
     from polyfed.config import parse
@@ -66,15 +66,15 @@ def _one_round(clients: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as place, one_torch_thread():
         folder = Path(place)
         data = images("aggregation", clients * SAMPLES_EACH, SIZE, folder / "cache")
-        made = simulation.build_federation(config, data=data)
-        roster = made.profiles()
-        made.check(roster)
-        engine = make_engine(made, folder / "states", folder / "federation")
+        federation = simulation.build_federation(config, data=data)
+        roster = federation.profiles()
+        federation.check(roster)
+        engine = make_engine(federation, folder / "states", folder / "federation")
         try:
-            door, server = Door(made.method, engine, roster), made.server(roster)
+            door, server = Door(federation.method, engine, roster), federation.server(roster)
             before = memory("VmRSS")
-            initialise(made.method, server)
-            RoundLoop(made.method, server, door).run_round(1)
+            initialise(federation.method, server)
+            RoundLoop(federation.method, server, door).run_round(1)
         finally:
             engine.close()
         weights = server.memory.weights("model")

@@ -1,8 +1,8 @@
-"""What DFFKE holds in memory: 10 clients of tiny4 on 6,000 images of 28x28, with the published widths.
+"""Memory of DFFKE with 10 clients of tiny4 on 6,000 images of 28x28, with the published widths.
 
-Everything runs in one process, server and clients, so that its peak is that of all together; with it goes the peak of
-local training, which any method has. Few steps are taken: their number costs time, not memory. Images are made when
-they are looked at; what grows with the rounds are decoders and codes, and how much is told as well.
+Server and clients run in one process, so that its peak covers all of them. The peak of local training is measured for
+comparison. The runs take few steps, because the number of steps costs time and no memory. Synthetic images are
+generated on demand; decoders and codes are stored in every round, and their size per round is measured as well.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 def measure() -> dict[str, Any]:
-    """Figures: the peak in MB of a process with server and clients, and how many MB a client keeps of each round."""
+    """Return the peak of a process with server and clients, and the growth of a client's state per round, in MB."""
     figures: dict[str, float] = {}
     for name in METHODS:
         with tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, "-m", "polyfed.benchmarks.dffke", name, folder]  # a peak is of a whole process
-            told = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        figures |= {f"{what}_{name}": value for what, value in told.items()}
+            command = [sys.executable, "-m", "polyfed.benchmarks.dffke", name, folder]
+            result = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        figures |= {f"{figure}_{name}": value for figure, value in result.items()}
     figures["above_local_mb"] = figures["peak_mb_dffke"] - figures["peak_mb_local"]
     figures["state_mb_per_round"] = (figures.pop("state_mb_dffke") - figures.pop("state_mb_local")) / ROUNDS
     settings = {"clients": CLIENTS, "samples": SAMPLES, "image": SIZE, "group": "tiny4", "rounds": ROUNDS}
@@ -44,7 +44,7 @@ def measure() -> dict[str, Any]:
 
 
 def one_run(name: str, folder: Path) -> dict[str, float]:
-    """The peak of this process after a run, and the size of the largest state of a client."""
+    """Return the peak memory of this process after a run, and the size of the largest client state."""
     config = parse(
         {
             "method": METHODS[name],

@@ -1,8 +1,9 @@
-"""Seconds per round of 20 clients that do nothing, on every engine, and Flower's own simulation beside them.
+"""Time per round of 20 idle clients on every engine, and in Flower's own simulation for comparison.
 
-Rounds are interleaved and ratios formed within a turn: what else the machine does falls on all of them. Flower's
-simulation, whose processes are busy between rounds too, takes its turns with the serial engine alone. A real
-federation over Flower takes seconds per round and a process per site: it has few sites, against as many clients.
+The engines take turns, and ratios are computed within a turn, so that other load on the machine affects all of them.
+Flower's simulation keeps the processor busy between rounds, so it takes turns with the serial engine only. A real
+federation over Flower takes seconds per round and one process per site, so it has few sites; it is compared with as
+many serial clients.
 """
 
 from __future__ import annotations
@@ -35,34 +36,36 @@ TASK = {
 
 
 def measure() -> dict[str, Any]:
-    """Figures: milliseconds of a round, their ratios to serial, start-up seconds, and whether our limits hold."""
+    """Return milliseconds per round, ratios to serial, start-up seconds, and whether the ratios are within limits."""
     flower, ray = (importlib.util.find_spec(name) is not None for name in ("flwr", "ray"))
-    figures = _compared([*OURS, *(["ray"] if ray else [])])
+    figures = _compare([*OURS, *(["ray"] if ray else [])])
     if flower and ray:
-        beside = _compared(["serial", SIMULATION])
-        figures |= {name: value for name, value in beside.items() if name.endswith(SIMULATION)}
+        simulated = _compare(["serial", SIMULATION])
+        figures |= {name: value for name, value in simulated.items() if name.endswith(SIMULATION)}
     if flower:
         with tempfile.TemporaryDirectory() as folder, one_torch_thread():
             figures |= _deployment(Path(folder))
     settings = {"clients": CLIENTS, "workers": WORKERS, "rounds": ROUNDS, "sites": SITES, "site_rounds": SITE_ROUNDS}
-    left_out = [name for name, there in (("flwr", flower), ("ray", ray)) if not there]
-    return {"figures": figures, "settings": {**settings, "limits": LIMITS, "not_installed": left_out}}
+    missing = [name for name, installed in (("flwr", flower), ("ray", ray)) if not installed]
+    return {"figures": figures, "settings": {**settings, "limits": LIMITS, "not_installed": missing}}
 
 
-def _compared(names: list[str]) -> dict[str, Any]:
-    """These engines in turns, the first of them serial."""
-    with tempfile.TemporaryDirectory() as folder, one_torch_thread(), contextlib.ExitStack() as ends:
-        sides: dict[str, Side | Simulation] = {}
+def _compare(names: list[str]) -> dict[str, Any]:
+    """Measure engines in turns. The first one is serial."""
+    with tempfile.TemporaryDirectory() as folder, one_torch_thread(), contextlib.ExitStack() as stack:
+        contestants: dict[str, IdleFederation | Simulation] = {}
         for name in names:
             engine = {"name": name} if name == "serial" else {"name": name, "workers": WORKERS}
-            simulated = name == SIMULATION
-            sides[name] = Simulation(CLIENTS, WORKERS) if simulated else Side(engine, Path(folder) / name)
-            ends.callback(sides[name].close)
-        turns = [{name: side.turn() for name, side in sides.items()} for _ in range(WARM + ROUNDS)][WARM:]
+            if name == SIMULATION:
+                contestants[name] = Simulation(CLIENTS, WORKERS)
+            else:
+                contestants[name] = IdleFederation(engine, Path(folder) / name)
+            stack.callback(contestants[name].close)
+        turns = [{name: one.turn() for name, one in contestants.items()} for _ in range(WARM + ROUNDS)][WARM:]
     figures: dict[str, Any] = {}
-    for name, side in sides.items():
+    for name, contestant in contestants.items():
         figures[f"round_milliseconds_{name}"] = round(1000 * statistics.median(turn[name] for turn in turns), 2)
-        figures[f"startup_seconds_{name}"] = round(side.startup, 2)
+        figures[f"startup_seconds_{name}"] = round(contestant.startup, 2)
         ratio = statistics.median(turn[name] / turn["serial"] for turn in turns)
         if name != "serial":
             figures[f"ratio_{name}"] = round(ratio, 3)
@@ -72,35 +75,35 @@ def _compared(names: list[str]) -> dict[str, Any]:
 
 
 def _deployment(folder: Path) -> dict[str, Any]:
-    """A federation of few sites, beside the serial engine with as many clients."""
+    """Measure a federation of few sites, and the serial engine with as many clients."""
     from polyfed.benchmarks import flower_deployment
 
-    serial = Side({"name": "serial"}, folder / "serial", SITES)
-    beside = statistics.median(serial.turn() for _ in range(WARM))
+    serial = IdleFederation({"name": "serial"}, folder / "serial", SITES)
+    serial_seconds = statistics.median(serial.turn() for _ in range(WARM))
     startup, seconds = flower_deployment.rounds(folder, TASK, SITES, SITE_ROUNDS)
     return {
         f"round_milliseconds_flower_{SITES}_sites": round(1000 * statistics.median(seconds), 2),
         f"startup_seconds_flower_{SITES}_sites": round(startup, 2),
-        f"ratio_flower_{SITES}_sites": round(statistics.median(seconds) / beside, 1),
+        f"ratio_flower_{SITES}_sites": round(statistics.median(seconds) / serial_seconds, 1),
     }
 
 
-class Side:
-    """A federation whose clients do nothing, on one engine."""
+class IdleFederation:
+    """A federation of idle clients on one engine."""
 
     def __init__(self, engine: dict[str, Any], folder: Path, clients: int = CLIENTS) -> None:
-        made = simulation.build_federation(parse({**TASK, "clients": clients, "engine": engine}))
-        roster = made.profiles()
+        federation = simulation.build_federation(parse({**TASK, "clients": clients, "engine": engine}))
+        roster = federation.profiles()
         started = time.perf_counter()
-        self._engine = make_engine(made, folder / "states", folder / "federation")
-        server = initialise(made.method, made.server(roster))
-        self._loop = RoundLoop(made.method, server, Door(made.method, self._engine, roster))
+        self._engine = make_engine(federation, folder / "states", folder / "federation")
+        server = initialise(federation.method, federation.server(roster))
+        self._loop = RoundLoop(federation.method, server, Door(federation.method, self._engine, roster))
         self._number = 0
         self.turn()
-        self.startup = time.perf_counter() - started  # until the first round is done
+        self.startup = time.perf_counter() - started  # until the end of the first round
 
     def turn(self) -> float:
-        """Seconds of a round."""
+        """Run a round and return its seconds."""
         self._number += 1
         return self._loop.run_round(self._number).seconds
 

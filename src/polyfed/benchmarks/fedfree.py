@@ -1,7 +1,7 @@
-"""What FedFree's server costs: its seconds in a round divided by the seconds that the clients train in it.
+"""Cost of FedFree's server: its time in a round divided by the clients' training time.
 
-Server seconds are all that is not waiting for clients: reading and checking their layers, Eq. 3 to 5 on Gaussian
-inputs, entropies, and packing what goes back. On the serial engine nothing runs beside anything else.
+Server time is all time in which the server does not wait for clients: decoding and checking their layers, Eq. 3 to 5
+on Gaussian inputs, entropies, and encoding the replies. On the serial engine nothing runs in parallel.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ VARIANTS: dict[str, dict[str, Any]] = {"sampled": {}, "expected": {"pseudo": "ex
 
 
 def measure() -> dict[str, Any]:
-    """Figures: server seconds over clients' seconds, the median over rounds, for drawn inputs and in closed form."""
+    """Return the median over rounds of server time over client time, for sampled inputs and in closed form."""
     figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, fields in VARIANTS.items():
@@ -40,8 +40,8 @@ def measure() -> dict[str, Any]:
     return {"figures": {name: round(value, 4) for name, value in figures.items()}, "settings": settings}
 
 
-class _Seconds:
-    """An observer that keeps what every round took."""
+class _SecondsObserver:
+    """Observer that collects the seconds of every round."""
 
     def __init__(self) -> None:
         self.rounds: list[dict[str, float]] = []
@@ -68,7 +68,7 @@ def _rounds(fields: dict[str, Any], folder: Path) -> list[dict[str, float]]:
             "engine": {"name": "serial"},
         }
     )
-    seen = _Seconds()
+    observer = _SecondsObserver()
     data = images("fedfree", SAMPLES, SIZE, folder / "cache")
-    api.run_config(config, out=folder / "run", data=data, observers=[seen])
-    return seen.rounds[1:]  # the first is warm-up
+    api.run_config(config, out=folder / "run", data=data, observers=[observer])
+    return observer.rounds[1:]  # the first round is warm-up

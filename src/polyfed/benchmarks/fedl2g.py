@@ -1,8 +1,8 @@
-"""What learning the guidance costs a client: FedL2G's rounds against FedDistill's and FedProto's, in turns.
+"""Client time of a FedL2G round, compared with FedDistill and FedProto. The methods take turns.
 
-All train the same models on the same shares. FedL2G holds its quiz out, so trains on a little less, and then takes a
-pseudo-step, a quiz and a Jacobian-vector product; the others make one clean pass over their data for class means.
-The rounds compared are those after the warm-up, in which every method trains.
+All methods train the same models on the same data partition. FedL2G holds out its quiz set, so it trains on slightly
+less data; then it computes a pseudo-step, the loss on a quiz batch and a Jacobian-vector product. The other methods
+make one more pass over their data for class means. Compared are the rounds after the warm-up, in which all train.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ METHODS: dict[str, dict[str, Any]] = {
 PAIRS = {
     "logit_over_feddistill": ("fedl2g_logit", "feddistill"),
     "feature_over_fedproto": ("fedl2g_feature", "fedproto"),
-    "learning_over_frozen": ("fedl2g_logit", "fedl2g_frozen"),  # what the feedback alone adds
+    "learning_over_frozen": ("fedl2g_logit", "fedl2g_frozen"),  # the cost of learning the guidance alone
 }
 
 
 def measure() -> dict[str, Any]:
-    """Figures: client seconds of a round, and the median over rounds of their ratios."""
+    """Return the client seconds of a round, and the median over rounds of their ratios."""
     seconds: dict[str, list[float]] = {name: [] for name in METHODS}
     with tempfile.TemporaryDirectory() as folder, one_torch_thread():
         data = images("fedl2g", SAMPLES, SIZE, Path(folder) / "cache")
-        sides = {name: _Side.of(fields, data, Path(folder) / name) for name, fields in METHODS.items()}
+        runs = {name: _MethodRun.create(fields, data, Path(folder) / name) for name, fields in METHODS.items()}
         for number in range(1, REPEATS + 2):
-            for name, side in sides.items():
-                seconds[name].append(side.client_seconds(number))
-    seconds = {name: found[1:] for name, found in seconds.items()}  # in the first round nobody has targets yet
-    figures = {f"client_seconds_{name}": statistics.median(found) for name, found in seconds.items()}
-    for name, (ours, theirs) in PAIRS.items():
-        figures[name] = statistics.median(a / b for a, b in zip(seconds[ours], seconds[theirs], strict=True))
+            for name, run in runs.items():
+                seconds[name].append(run.client_seconds(number))
+    seconds = {name: values[1:] for name, values in seconds.items()}  # the first round has no targets
+    figures = {f"client_seconds_{name}": statistics.median(values) for name, values in seconds.items()}
+    for name, (method, baseline) in PAIRS.items():
+        figures[name] = statistics.median(a / b for a, b in zip(seconds[method], seconds[baseline], strict=True))
     settings = {"clients": CLIENTS, "samples": SAMPLES, "image": SIZE, "batch": 10, "group": "tiny4"}
     return {
         "figures": {name: round(value, 4) for name, value in figures.items()},
@@ -57,19 +57,19 @@ def measure() -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class _Side:
-    """One method with its own clients, all in this process."""
+class _MethodRun:
+    """One method with its own clients, in this process."""
 
     loop: RoundLoop
 
     @staticmethod
-    def of(method: dict[str, Any], data: Dataset, states: Path) -> _Side:
+    def create(method: dict[str, Any], data: Dataset, states: Path) -> _MethodRun:
         config = parse({"method": method, "clients": CLIENTS, "data": {"partition": {"scheme": "iid"}}})
-        made = simulation.build_federation(config, data=data)
-        roster = made.profiles()
-        server = initialise(made.method, made.server(roster))
-        door = Door(made.method, SerialEngine(simulation.make_host(made, states)), roster)
-        return _Side(RoundLoop(made.method, server, door))
+        federation = simulation.build_federation(config, data=data)
+        roster = federation.profiles()
+        server = initialise(federation.method, federation.server(roster))
+        door = Door(federation.method, SerialEngine(simulation.make_host(federation, states)), roster)
+        return _MethodRun(RoundLoop(federation.method, server, door))
 
     def client_seconds(self, number: int) -> float:
         return self.loop.run_round(number).stats.client_seconds

@@ -1,6 +1,6 @@
-"""A real federation over Flower on this machine, TLS and keys on: rounds of sites that only answer.
+"""A real federation over Flower on this machine, with TLS and keys, whose sites are idle.
 
-It stands beside the other engines in the benchmark `engines`; every site is a process with a SuperNode of its own.
+It is part of the benchmark `engines`. Every site is a process with its own SuperNode.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from polyfed.runs.folder import RunFolder
 
 
 def rounds(folder: Path, settings: dict[str, Any], sites: int, count: int) -> tuple[float, list[float]]:
-    """Seconds until the first round was done, and seconds of each round after it."""
+    """Return the seconds until the end of the first round, and the seconds of each later round."""
     names = [f"site-{k}" for k in range(sites)]
     home = folder / "home"
     create_authority(home, [])
@@ -30,12 +30,12 @@ def rounds(folder: Path, settings: dict[str, Any], sites: int, count: int) -> tu
         registry.admit(name, read_public_key(create_site_key(folder, name).public))
     config = parse({**settings, "clients": sites, "names": names, "rounds": count + 1, "engine": {"timeout": 300.0}})
     started = time.perf_counter()
-    with Coordinator(home, lambda sentence: None) as coordinator, contextlib.ExitStack() as ends:
+    with Coordinator(home, lambda sentence: None) as coordinator, contextlib.ExitStack() as stack:
         for name in names:
-            ends.callback(_end, _join(folder, name, coordinator.gateway.port, config.imports))
+            stack.callback(_stop, _join(folder, name, coordinator.gateway.port, config.imports))
         result = coordinator.run(config, RunFolder(folder / "run"))
-    took: list[float] = result["seconds"]["by_round"]
-    return time.perf_counter() - started - sum(took[1:]), took[1:]
+    seconds: list[float] = result["seconds"]["by_round"]
+    return time.perf_counter() - started - sum(seconds[1:]), seconds[1:]
 
 
 def _join(folder: Path, name: str, port: int, imports: list[str]) -> subprocess.Popen[bytes]:
@@ -47,6 +47,6 @@ def _join(folder: Path, name: str, port: int, imports: list[str]) -> subprocess.
     )
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _stop(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     process.wait(30)

@@ -1,6 +1,6 @@
-"""Flower's own simulation in a process of its own: a round of clients that only answer, for every line it reads.
+"""Flower's own simulation in a separate process: one round of idle clients for every line that the process reads.
 
-It stands beside our engines in the benchmark `engines`; nothing else uses it.
+It is part of the benchmark `engines`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SWITCHES = {
 
 
 class Simulation:
-    """The caller's end."""
+    """The process with Flower's simulation, from the caller's side."""
 
     def __init__(self, clients: int, cores: int) -> None:
         started = time.perf_counter()
@@ -36,10 +36,10 @@ class Simulation:
             text=True,
         )
         self.turn()
-        self.startup = time.perf_counter() - started  # until the first round is done
+        self.startup = time.perf_counter() - started  # until the end of the first round
 
     def turn(self) -> float:
-        """Seconds of a round."""
+        """Run a round and return its seconds."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write("go\n")
         self._process.stdin.flush()
@@ -55,20 +55,20 @@ class Simulation:
 
 
 def main(clients: int, cores: int) -> None:
-    """A server app that sends every client an empty message when a line comes, and a client app that answers it."""
+    """Run a server app that sends every client an empty message for each input line, and clients that reply."""
     from flwr.app import Context, Message, RecordDict
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
     from flwr.simulation import run_simulation
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    answering, serving = ClientApp(), ServerApp()
+    client_app, server_app = ClientApp(), ServerApp()
 
-    @answering.query()
+    @client_app.query()
     def answer(message: Message, context: Context) -> Message:
         return Message(RecordDict(), reply_to=message)
 
-    @serving.main()
+    @server_app.main()
     def serve(grid: Grid, context: Context) -> None:
         while len(nodes := list(grid.get_node_ids())) < clients:
             time.sleep(0.05)
@@ -76,12 +76,12 @@ def main(clients: int, cores: int) -> None:
             started = time.perf_counter()
             replies: Iterable[Any] = grid.send_and_receive([Message(RecordDict(), node, "query") for node in nodes])
             if sum(not reply.has_error() for reply in replies) != clients:
-                raise RuntimeError("some clients of Flower's simulation did not answer")
+                raise RuntimeError("some clients of Flower's simulation did not reply")
             sys.stdout.write(json.dumps({"seconds": time.perf_counter() - started}) + "\n")
             sys.stdout.flush()
 
     resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": cores}}
-    run_simulation(serving, answering, clients, backend_config=resources)  # type: ignore[arg-type]
+    run_simulation(server_app, client_app, clients, backend_config=resources)  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

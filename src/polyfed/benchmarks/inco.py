@@ -1,4 +1,4 @@
-"""What InCo Aggregation costs: the time that its filter takes, as a share of the round it is in."""
+"""Cost of InCo Aggregation: the time of its filter as a fraction of the round's time."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ RULES = ("abs_ref", "theorem")
 
 
 @dataclass(frozen=True)
-class _Timed(ServerFilter):
-    """A filter, with a note of how long it took each time."""
+class _TimedFilter(ServerFilter):
+    """A filter that records the seconds of each call."""
 
     inner: ServerFilter
     seconds: list[float] = field(default_factory=list)
@@ -38,13 +38,13 @@ class _Timed(ServerFilter):
 
 
 def measure() -> dict[str, Any]:
-    """Figures: the filter's seconds over the round's, median over rounds, by the released code and by the theorem."""
+    """Return the median fraction of the filter in a round, with the rule of the released code and of the theorem."""
     figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder, one_torch_thread():
         for rule in RULES:
             rounds, filtering = _rounds(rule, Path(folder) / rule)
-            shares = [f / r for f, r in zip(filtering, rounds, strict=True)]
-            figures[f"share_{rule}"] = round(statistics.median(shares), 5)
+            fractions = [f / r for f, r in zip(filtering, rounds, strict=True)]
+            figures[f"share_{rule}"] = round(statistics.median(fractions), 5)
             figures[f"filter_seconds_{rule}"] = round(statistics.median(filtering), 5)
             figures[f"round_seconds_{rule}"] = round(statistics.median(rounds), 4)
     settings = {
@@ -61,7 +61,7 @@ def measure() -> dict[str, Any]:
 
 
 def _rounds(rule: str, folder: Path) -> tuple[list[float], list[float]]:
-    """Seconds of every round on the pool, and of the filter in it."""
+    """Return the seconds of every round on the pool, and of the filter in each round."""
     config = parse(
         {
             "method": "fedavg",
@@ -73,15 +73,15 @@ def _rounds(rule: str, folder: Path) -> tuple[list[float], list[float]]:
         }
     )
     data = images("inco", SAMPLES, SIZE, folder / "cache")
-    made = simulation.build_federation(config, data=data)
-    roster = made.profiles()
-    server = made.check(roster)
-    engine = make_engine(made, folder / "states", folder / "federation")
+    federation = simulation.build_federation(config, data=data)
+    roster = federation.profiles()
+    server = federation.check(roster)
+    engine = make_engine(federation, folder / "states", folder / "federation")
     assert server.filter is not None  # the config has one
-    server.filter = timed = _Timed(server.filter)
-    loop = RoundLoop(made.method, server, Door(made.method, engine, roster))
+    server.filter = timed = _TimedFilter(server.filter)
+    loop = RoundLoop(federation.method, server, Door(federation.method, engine, roster))
     try:
         seconds = [loop.run_round(number).seconds for number in range(1, REPEATS + 2)]
     finally:
         engine.close()
-    return seconds[1:], timed.seconds[1:]  # the first is warm-up
+    return seconds[1:], timed.seconds[1:]  # the first round is warm-up

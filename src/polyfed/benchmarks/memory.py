@@ -1,7 +1,7 @@
-"""What a client holds at its peak while it takes part in a round of FedVTC, against FedProto with the same model.
+"""Peak memory of a client in a round of FedVTC, compared with FedProto with the same model.
 
-Counted are the model's weights and the largest sum of what torch had allocated at once in a step: gradients,
-activations, the decoder, messages. The growth of the process stands beside it; that depends on the allocator too.
+The figure is the size of the model's weights plus the peak of torch's allocations in a step: gradients, activations,
+the decoder, messages. The growth of the process is reported as well; it also depends on the allocator.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 BATCH, SAMPLES = 16, 32
-# by model, pixels a side and feature map: one of the paper's models, and one that is hardly larger than the decoder
+# model: image size and feature map. One of the paper's models, and one that is hardly larger than the decoder
 CASES: dict[str, tuple[int, list[int]]] = {"resnet18": (32, [64, 8, 8]), "tiny-resnet": (28, [20, 7, 7])}
 METHODS: dict[str, dict[str, Any]] = {
     "fedproto": {"name": "fedproto"},
@@ -32,41 +32,41 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 def measure() -> dict[str, Any]:
-    """Figures: MB at the peak by model and method, and FedVTC's over FedProto's."""
+    """Return the peak in MB by model and method, and the ratio of FedVTC to FedProto."""
     figures: dict[str, float] = {}
     for case in CASES:
-        found = {name: _in_fresh_process(case, name) for name in METHODS}
-        for name, (allocated, grown) in found.items():
+        peaks = {name: _in_fresh_process(case, name) for name in METHODS}
+        for name, (allocated, growth) in peaks.items():
             figures[f"{case}_{name}_mb"] = round(allocated / 1e6, 2)
-            figures[f"{case}_{name}_process_mb"] = round(grown / 1e6, 2)
+            figures[f"{case}_{name}_process_mb"] = round(growth / 1e6, 2)
         for name in list(METHODS)[1:]:
-            figures[f"{case}_{name}_over_fedproto"] = round(found[name][0] / found["fedproto"][0], 3)
+            figures[f"{case}_{name}_over_fedproto"] = round(peaks[name][0] / peaks["fedproto"][0], 3)
     return {"figures": figures, "settings": {"batch": BATCH, "samples": SAMPLES, "cases": CASES, "methods": METHODS}}
 
 
 def peak_allocated(work: Callable[[], object]) -> int:
-    """The most bytes that torch's CPU allocator had handed out at once while `work` ran, and not before it."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
+    """Return the peak of torch's CPU allocations during `work`, in bytes, without what was allocated before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         work()
-    results: Any = watched.profiler.kineto_results
+    results: Any = profiler.profiler.kineto_results
     changes = sorted((e.start_ns(), e.nbytes()) for e in results.events() if e.name() == "[memory]")
-    held = most = 0
+    current = peak = 0
     for _, change in changes:
-        held += change
-        most = max(most, held)
-    return most
+        current += change
+        peak = max(peak, current)
+    return peak
 
 
 def _in_fresh_process(case: str, method: str) -> tuple[int, int]:
-    """Peak memory never falls, so that each measurement needs a process of its own."""
+    """Measure in a new process, because the peak memory of a process never decreases."""
     command = [sys.executable, "-m", __name__, case, method]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    allocated, grown = json.loads(done.stdout.strip().splitlines()[-1])
-    return int(allocated), int(grown)
+    allocated, growth = json.loads(done.stdout.strip().splitlines()[-1])
+    return int(allocated), int(growth)
 
 
 def _one_step(case: str, name: str) -> tuple[int, int]:
-    """Two steps of one client: the growth of the process in the first, and what is allocated in the second."""
+    """Run two steps of one client. Return the allocations of the second step and the process growth of the first."""
     from polyfed import catalogue
     from polyfed.benchmarks.slicing import memory
     from polyfed.benchmarks.synthetic import images
@@ -88,17 +88,17 @@ def _one_step(case: str, name: str) -> tuple[int, int]:
     method: Any = catalogue.make(config.method)
     with tempfile.TemporaryDirectory() as place:
         data = images("memory", SAMPLES, size, Path(place))
-        made = simulation.build_federation(config, data=data, method=method)
-        client = made.make_client("0")
+        federation = simulation.build_federation(config, data=data, method=method)
+        client = federation.make_client("0")
         width = client.profile.features
-        sent: dict[str, Value] = {"prototypes": ClassTable.empty(width).without_counts()}
+        message: dict[str, Value] = {"prototypes": ClassTable.empty(width).without_counts()}
         if METHODS[name]["name"] == "fedvtc":
-            sent["deviation"] = torch.ones(width)
+            message["deviation"] = torch.ones(width)
         before = memory("VmRSS")
-        reply = Payload(method.train(client, Payload(sent)))
-        grown = memory("VmHWM") - before
-        sent["prototypes"] = reply.table("prototypes").without_counts()
-        return 4 * client.profile.size + peak_allocated(lambda: method.train(client, Payload(sent))), grown
+        reply = Payload(method.train(client, Payload(message)))
+        growth = memory("VmHWM") - before
+        message["prototypes"] = reply.table("prototypes").without_counts()
+        return 4 * client.profile.size + peak_allocated(lambda: method.train(client, Payload(message))), growth
 
 
 if __name__ == "__main__":

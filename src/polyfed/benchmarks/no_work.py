@@ -1,4 +1,4 @@
-"""A method whose clients only answer: what is left is what the engine itself takes."""
+"""A method with idle clients, to measure the time of the engine itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from polyfed.core import Client, Cohort, Method, Needs, Payload, Sends, Server, 
 @register("no-work")
 @dataclass(frozen=True)
 class NoWork(Method):
-    """Clients are called once a round, do nothing and say nothing."""
+    """A method that calls every client once a round; clients do nothing and send nothing."""
 
     needs = Needs(same_classes=False)
     sends = Sends(up="nothing", down="nothing")
@@ -20,4 +20,4 @@ class NoWork(Method):
 
     @step()
     def answer(self, client: Client, msg: Payload) -> None:
-        """Nothing to do."""
+        """Do nothing."""

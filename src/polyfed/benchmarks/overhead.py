@@ -1,13 +1,14 @@
-"""What the federation costs on top of training: a round on the pool against bare loops, in the same run.
+"""Overhead of a federation: the time of a round on the pool, compared with plain training loops.
 
-The ideal is the same models on the same batches: forward, backward, step and nothing else, with the batches already
-made and the fastest settings there are (fused optimiser, channels-last), in as many single-threaded processes, and
-perfectly balanced between them: the mean of the processes' times, not the slowest.
+The ideal trains the same models on the same batches: forward, backward and step, with batches prepared in advance and
+the fastest settings (fused optimiser, channels-last), in as many single-threaded processes. It is perfectly balanced:
+its time is the mean over the processes, not the slowest.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import multiprocessing
 import statistics
 import tempfile
@@ -32,16 +33,16 @@ WORKERS = (1, 2)
 
 
 def measure() -> dict[str, Any]:
-    """Figures: the pool's round divided by the ideal, and the speed-up from one worker to two against the ideal's.
+    """Return the time of a pool round over the ideal, and the speed-up from one worker to two over the ideal's.
 
-    Pool and bare processes, with one worker and with two, run in turns, and ratios are formed within a turn: what
-    else the machine does falls on all of them.
+    Pool and plain processes, with one and two workers, take turns, and ratios are computed within a turn, so that
+    other load on the machine affects all of them.
     """
     figures: dict[str, float] = {}
-    with tempfile.TemporaryDirectory() as folder, one_torch_thread(), contextlib.ExitStack() as ends:
-        made = _federation(Path(folder))
-        sides = {n: ends.enter_context(_Side(made, n, Path(folder) / str(n))) for n in WORKERS}
-        turns = [{n: side.turn(number) for n, side in sides.items()} for number in range(1, REPEATS + 2)][1:]
+    with tempfile.TemporaryDirectory() as folder, one_torch_thread(), contextlib.ExitStack() as stack:
+        federation = _federation(Path(folder))
+        contests = {n: stack.enter_context(_Contest(federation, n, Path(folder) / str(n))) for n in WORKERS}
+        turns = [{n: contest.turn(number) for n, contest in contests.items()} for number in range(1, REPEATS + 2)][1:]
     for n in WORKERS:
         figures[f"round_seconds_{n}_workers"] = statistics.median(turn[n][0] for turn in turns)
         figures[f"ideal_seconds_{n}_workers"] = statistics.median(turn[n][1] for turn in turns)
@@ -75,41 +76,42 @@ def _federation(folder: Path) -> simulation.SimulatedFederation:
     return simulation.build_federation(config, data=data)
 
 
-class _Side:
-    """A pool of so many workers, and as many bare processes."""
+class _Contest:
+    """A pool, and as many plain training processes as it has workers."""
 
-    def __init__(self, made: simulation.SimulatedFederation, workers: int, folder: Path) -> None:
-        config = parse({**made.config.to_dict(), "engine": {"name": "pool", "workers": workers}})
-        made = simulation.SimulatedFederation(config, made.dataset, made.partition, None, made.specs, made.method)
-        self._bare = [_Bare(made, [name for name in made.names if int(name) % workers == w]) for w in range(workers)]
-        self._engine = make_engine(made, folder / "states", folder / "federation")
-        roster = made.profiles()
-        server = initialise(made.method, made.server(roster))
-        self._loop = RoundLoop(made.method, server, Door(made.method, self._engine, roster))
+    def __init__(self, federation: simulation.SimulatedFederation, workers: int, folder: Path) -> None:
+        config = parse({**federation.config.to_dict(), "engine": {"name": "pool", "workers": workers}})
+        federation = dataclasses.replace(federation, config=config)
+        names = [[name for name in federation.names if int(name) % workers == w] for w in range(workers)]
+        self._plain = [_PlainProcess(federation, own) for own in names]
+        self._engine = make_engine(federation, folder / "states", folder / "federation")
+        roster = federation.profiles()
+        server = initialise(federation.method, federation.server(roster))
+        self._loop = RoundLoop(federation.method, server, Door(federation.method, self._engine, roster))
 
     def turn(self, number: int) -> tuple[float, float]:
-        """Seconds of a round on the pool, and of the same work in bare processes."""
+        """Return the seconds of a round on the pool, and of the same training in plain processes."""
         pool = self._loop.run_round(number).seconds
-        for process in self._bare:
+        for process in self._plain:
             process.start()
-        return pool, statistics.mean(process.seconds() for process in self._bare)
+        return pool, statistics.mean(process.seconds() for process in self._plain)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         self._engine.close()
-        for process in self._bare:
+        for process in self._plain:
             process.close()
 
 
-class _Bare:
-    """A process that trains some clients' models in the barest way."""
+class _PlainProcess:
+    """A process that trains some clients' models in a plain loop."""
 
-    def __init__(self, made: simulation.SimulatedFederation, names: list[str]) -> None:
+    def __init__(self, federation: simulation.SimulatedFederation, names: list[str]) -> None:
         context = multiprocessing.get_context("fork")
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_bare_life, args=(theirs, made, names), daemon=True)
+        self._process = context.Process(target=_train_plainly, args=(theirs, federation, names), daemon=True)
         self._process.start()
 
     def start(self) -> None:
@@ -124,10 +126,10 @@ class _Bare:
         self._process.join()
 
 
-def _bare_life(connection: Connection, made: simulation.SimulatedFederation, names: list[str]) -> None:
+def _train_plainly(connection: Connection, federation: simulation.SimulatedFederation, names: list[str]) -> None:
     torch.set_num_threads(1)
     settings = TrainSettings()
-    clients = [made.make_client(name) for name in names]
+    clients = [federation.make_client(name) for name in names]
     prepared = []
     for client in clients:
         batches = list(

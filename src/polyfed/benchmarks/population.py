@@ -1,4 +1,4 @@
-"""What a large population costs: the same 20 clients a round, out of 10,000 instead of out of 100."""
+"""Cost of a large population: rounds with 20 of 10,000 clients, compared with 20 of 100."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ PER_ROUND, SAMPLES_EACH, ROUNDS = 20, 80, 24
 
 
 def measure() -> dict[str, Any]:
-    """Figures: time per round of the large population divided by that of the small one, and peak memory."""
+    """Return the time per round of both populations, their ratio, and the peak memory of the large one."""
     seconds, memory = {}, {}
     with tempfile.TemporaryDirectory() as folder:
         for clients in (100, 10_000):
             result = _run(clients, Path(folder))
-            # the second half: by then the small population's clients have all been met
+            # the second half: by then every client of the small population has participated
             seconds[clients] = statistics.median(result["seconds"]["by_round"][ROUNDS // 2 :])
             memory[clients] = result["memory"]["peak_rss"]
     return {

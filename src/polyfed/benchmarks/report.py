@@ -1,4 +1,4 @@
-"""What a report over a hundred runs of 200 rounds costs. The run folders are made up; what reads them is real."""
+"""Cost of a report over 100 runs of 200 rounds, with synthetic run folders."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import yaml
 from polyfed.core import rng
 
 METHODS, SEEDS, ROUNDS, CLIENTS, CLASSES = 10, 10, 200, 20, 10
-# its own process, so that its memory is its own
+# in a separate process, to measure its memory
 _CODE = (
     "import resource, sys\nfrom polyfed.cli.app import main\n"
     "code = main(['report', sys.argv[1], '-o', sys.argv[2]])\n"
@@ -26,7 +26,7 @@ _CODE = (
 
 
 def measure() -> dict[str, Any]:
-    """Figures: seconds and processor seconds of `polyfed report`, its peak memory, and the size of the page."""
+    """Return wall-clock and processor seconds of `polyfed report`, its peak memory, and the size of the page."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for method in range(METHODS):
@@ -53,9 +53,9 @@ def measure() -> dict[str, Any]:
 
 
 def make_run(folder: Path, method: str, seed: int, rounds: int = ROUNDS) -> None:
-    """A folder as a run leaves it, with curves that rise and then waver."""
+    """Write a synthetic run folder with curves that rise to a noisy plateau."""
     folder.mkdir(parents=True)
-    draw = rng.numpy_generator(seed, "benchmark", method)
+    generator = rng.numpy_generator(seed, "benchmark", method)
     config = {
         "name": folder.name,
         "method": {"name": method, "guidance": 1.0},
@@ -70,23 +70,25 @@ def make_run(folder: Path, method: str, seed: int, rounds: int = ROUNDS) -> None
             "name": str(client),
             "model": f"model{client % 4}",
             "numbers": 1000 * (1 + client % 4),
-            "train": {str(label): int(count) for label, count in enumerate(draw.integers(0, 60, CLASSES)) if count},
+            "train": {
+                str(label): int(count) for label, count in enumerate(generator.integers(0, 60, CLASSES)) if count
+            },
             "test": {},
         }
         for client in range(CLIENTS)
     ]
     names = [str(label) for label in range(CLASSES)]
     (folder / "clients.json").write_text(json.dumps({"class_names": names, "clients": clients}))
-    level = 0.9 * (1 - np.exp(-np.arange(1, rounds + 1) / 30)) * draw.uniform(0.7, 1)
+    level = 0.9 * (1 - np.exp(-np.arange(1, rounds + 1) / 30)) * generator.uniform(0.7, 1)
     with (folder / "events.jsonl").open("w") as file:
         file.write(json.dumps({"event": "started", "rounds": rounds, "clients": CLIENTS}) + "\n")
         for number in range(1, rounds + 1):
-            for line in _round(number, float(level[number - 1]), draw):
+            for line in _round(number, float(level[number - 1]), generator):
                 file.write(json.dumps(line) + "\n")
     (folder / "result.json").write_text(json.dumps(_result(config, level.tolist())))
 
 
-def _round(number: int, level: float, draw: np.random.Generator) -> list[dict[str, Any]]:
+def _round(number: int, level: float, generator: np.random.Generator) -> list[dict[str, Any]]:
     shapes = {"prototypes": "4 rows of 64", "counts": "4"}
     left = [
         {
@@ -100,7 +102,7 @@ def _round(number: int, level: float, draw: np.random.Generator) -> list[dict[st
         }
         for client in range(CLIENTS)
     ]
-    values = np.clip(level + 0.1 * draw.standard_normal(CLIENTS), 0, 1).tolist()
+    values = np.clip(level + 0.1 * generator.standard_normal(CLIENTS), 0, 1).tolist()
     done = {
         "event": "round",
         "round": number,

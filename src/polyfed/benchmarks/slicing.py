@@ -1,4 +1,4 @@
-"""What slicing costs: building ResNet-152 and cutting sub-models out of it, in time and in multiples of its size."""
+"""Cost of slicing: time and memory of building ResNet-152 and extracting sub-models from it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ SLICES = ("resnet152", "resnet101", "resnet152@0.5")  # whole, by depth, by widt
 
 
 def measure() -> dict[str, Any]:
-    """Figures: median seconds, and the most memory that a fresh process took in addition, over the model's size.
+    """Return median seconds, and the peak of additional memory in a new process relative to the model's size.
 
-    Every slice is held for itself: the server keeps the big model and one slice at a time.
+    One slice exists at a time, as at a server.
     """
     runs = [in_fresh_process() for _ in range(REPEATS)]
     return {
@@ -34,7 +34,7 @@ def measure() -> dict[str, Any]:
 
 
 def in_fresh_process() -> dict[str, float]:
-    """Peak memory never falls, so that each measurement needs a process of its own."""
+    """Measure in a new process, because the peak memory of a process never decreases."""
     done = subprocess.run([sys.executable, "-m", __name__], check=True, capture_output=True, text=True)
     figures: dict[str, float] = json.loads(done.stdout)
     return figures
@@ -44,7 +44,7 @@ def _build_and_slice() -> dict[str, float]:
     from polyfed.models import build
     from polyfed.models.slicing import cut, extract, skeleton
 
-    # What the first model of a process loads (torch's kernels and meta functions) is not the cost of this one.
+    # Warm-up: the first model of a process loads torch's kernels and meta functions.
     extract(build("tiny-resnet10", shape=(3, 8, 8), classes=2).state_dict(), {})
     skeleton("tiny-resnet10", shape=(3, 8, 8), classes=2)
     before = memory("VmRSS")
@@ -65,9 +65,9 @@ def _build_and_slice() -> dict[str, float]:
 
 
 def memory(field: str) -> int:
-    """Bytes the kernel tells for this process: VmRSS now, VmHWM at the peak.
+    """Return the resident memory of this process in bytes: VmRSS now, VmHWM at the peak.
 
-    Where it tells nothing, the peak serves for both; it may be that of the process which started this one.
+    Systems without /proc return the peak for both, which may include the peak of the parent process.
     """
     status = Path("/proc/self/status")
     if status.exists():

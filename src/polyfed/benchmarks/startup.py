@@ -1,4 +1,4 @@
-"""How long a user waits: for a list, and for the first round of a run."""
+"""Time of `polyfed list methods`, and until the first round of a run starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REPEATS = 5
 
 
 def measure() -> dict[str, Any]:
-    """Figures in seconds, each the median of a few runs of the real command."""
+    """Return medians over several runs of the commands, in seconds."""
     listing, first_round = [], []
     for _ in range(REPEATS):
         started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Data made for measuring time: classes that can be told apart, and as many samples as wanted."""
+"""Synthetic image datasets of any size for benchmarks, with separable classes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from polyfed.data.dataset import Dataset, from_arrays
 
 
 def images(name: str, samples: int, size: int, cache: Path, classes: int = 10) -> Dataset:
-    """Grey images: a pattern per class, plus noise."""
-    draw = rng.numpy_generator(0, "benchmark", name, samples, size)
-    patterns = draw.integers(0, 200, (classes, 1, size, size), dtype=np.uint8)
+    """Return a dataset of grey images: one pattern per class, plus noise."""
+    generator = rng.numpy_generator(0, "benchmark", name, samples, size)
+    patterns = generator.integers(0, 200, (classes, 1, size, size), dtype=np.uint8)
     labels = np.arange(samples, dtype=np.int64) % classes
-    noise = draw.integers(0, 56, (samples, 1, size, size), dtype=np.uint8)
+    noise = generator.integers(0, 56, (samples, 1, size, size), dtype=np.uint8)
     return from_arrays(name, patterns[labels] + noise, labels, patterns, np.arange(classes), cache=cache)

@@ -1,4 +1,4 @@
-"""How long the live page takes for its first view of a folder of 1,000 runs, and for each look after it."""
+"""Response times of the dashboard over 1,000 runs: its first view, each update, and one run."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any
 import yaml
 
 RUNS, ROUNDS, CLIENTS = 1000, 200, 20
-KINDS = 7  # runs differ in how well they learn
-UNFINISHED = 10  # every tenth run has no result: its events are read from their end
+KINDS = 7  # different learning curves
+UNFINISHED = 10  # every tenth run has no result, so its events are read
 
 
 def measure() -> dict[str, Any]:
-    """Figures in seconds, as a browser on the same machine would wait."""
+    """Return response times in seconds, as seen by a browser on the same machine."""
     from polyfed.ui.server import open_dashboard
 
     with tempfile.TemporaryDirectory() as folder:
@@ -29,14 +29,14 @@ def measure() -> dict[str, Any]:
         thread.start()
         while not page.server.started:
             time.sleep(0.01)
-        first, answer = _ask(f"{page.address}api/runs")
+        first, answer = _request(f"{page.address}api/runs")
         everything, more = first, answer["more"]
         while more:  # as the page does
-            seconds, further = _ask(f"{page.address}api/runs?since={answer['revision']}")
+            seconds, further = _request(f"{page.address}api/runs?since={answer['revision']}")
             everything, more = everything + seconds, further["more"]
         time.sleep(1)
-        each, _ = _ask(f"{page.address}api/runs?since={answer['revision']}")
-        opened, _ = _ask(f"{page.address}api/rounds?id={answer['runs'][0]['id']}")
+        each, _ = _request(f"{page.address}api/runs?since={answer['revision']}")
+        opened, _ = _request(f"{page.address}api/rounds?id={answer['runs'][0]['id']}")
         page.server.should_exit = True
         thread.join()
     figures = {
@@ -49,7 +49,7 @@ def measure() -> dict[str, Any]:
     return {"figures": figures, "settings": {"runs": RUNS, "rounds": ROUNDS, "clients": CLIENTS}}
 
 
-def _ask(address: str) -> tuple[float, Any]:
+def _request(address: str) -> tuple[float, Any]:
     started = time.perf_counter()
     with urllib.request.urlopen(address) as answer:
         content = json.load(answer)
@@ -57,7 +57,7 @@ def _ask(address: str) -> tuple[float, Any]:
 
 
 def fill(root: Path, runs: int, rounds: int, clients: int) -> None:
-    """Run folders with files of the size that real ones have."""
+    """Write run folders with files of realistic sizes."""
     for number in range(runs):
         folder = root / f"sweep-{number // 100}" / f"run-{number:04d}"
         folder.mkdir(parents=True)
@@ -84,7 +84,7 @@ def _records(rounds: int, clients: int, kind: int) -> list[dict[str, Any]]:
 
 
 def record(number: int, rounds: int, clients: int, kind: int) -> dict[str, Any]:
-    """A round that learns something."""
+    """Return the record of a round on a rising learning curve."""
     value = 0.9 - 0.8 / (1 + 5 * number / rounds) - kind / 50
     by_client = [max(0.0, value - k / 100) for k in range(clients)]
     return {
@@ -109,7 +109,7 @@ def _events(rounds: int, clients: int, kind: int) -> str:
 
 
 def result(config: dict[str, Any], records: list[dict[str, Any]]) -> dict[str, Any]:
-    """The `result.json` of such rounds."""
+    """Return the `result.json` for these rounds."""
     accuracy = {}
     for kind in ("personal", "global"):
         by_round = [each["accuracy"][kind]["value"] for each in records]
