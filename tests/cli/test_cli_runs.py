@@ -71,7 +71,7 @@ def test_a_stopped_run_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"{format_bytes(sent['up'])} up, {format_bytes(sent['down'])} down" in lines[-1]
 
 
-def test_check_writes_nothing_and_says_what_leaves(capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_writes_nothing_and_shows_the_uploads(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "quickstart", *SERIAL]) == 0
     out, err = capsys.readouterr()
     assert err == "" and list(Path().iterdir()) == []
@@ -81,7 +81,7 @@ def test_check_writes_nothing_and_says_what_leaves(capsys: pytest.CaptureFixture
     summed = capsys.readouterr().out
     assert "min, median, max" in summed and "60 of 60 clients" in summed
     assert main(["check", "quickstart", "clients=7", "data.partition={scheme: pathological}"]) == 0
-    assert "Note: " in capsys.readouterr().out  # two of ten classes go to nobody
+    assert "Note: " in capsys.readouterr().out  # two of ten classes belong to no client
 
 
 @pytest.mark.parametrize("method", ["local", "lg-fedavg", "feddistill", "fedproto", "fedavg"])
@@ -153,7 +153,7 @@ def test_a_sweep_goes_on_past_failures_and_skips_what_is_done() -> None:
     rows = [line.split()[:2] for line in first.stdout.splitlines() if line.startswith(("local", "feddistill"))]
     assert rows == [["feddistill", "2"], ["local", "2"]]
     stamps = {path: path.stat().st_mtime_ns for path in Path("s").rglob("*")}
-    # the same cells again: nothing is left to do, so no process is started
+    # the same runs again: nothing is left to do, so no process is started
     good = [part if "fedavg" not in part else "method=local,feddistill" for part in sweep[len(COMMAND) :]]
     assert main([*good, "--out", "s"]) == 0
     assert {path: path.stat().st_mtime_ns for path in Path("s").rglob("*")} == stamps
@@ -164,7 +164,7 @@ def test_a_stopped_sweep_leaves_checkpoints_and_no_process() -> None:
     sweep = [*COMMAND, "sweep", "quickstart", *long, "--seeds", "0,1,2", "--out", "s", "--jobs", "2"]
     child = subprocess.Popen(sweep, stderr=subprocess.PIPE, text=True, start_new_session=True)
     assert child.stderr is not None
-    while len(_with_a_round()) < 2 and child.poll() is None:
+    while len(_events_with_a_round()) < 2 and child.poll() is None:
         time.sleep(0.05)
     child.send_signal(signal.SIGINT)
     said = child.stderr.read()
@@ -177,8 +177,8 @@ def test_a_stopped_sweep_leaves_checkpoints_and_no_process() -> None:
         assert events[-1]["event"] == "stopped", events[-1]
 
 
-def _with_a_round() -> list[Path]:
-    """Runs that have finished a round."""
+def _events_with_a_round() -> list[Path]:
+    """Return the events of runs that have finished a round."""
     return [path for path in Path().glob("s/*/events.jsonl") if '"round"' in path.read_text()]
 
 

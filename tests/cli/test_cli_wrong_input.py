@@ -21,7 +21,7 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+def error_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """The one sentence of a refusal; fails when anything was written or said besides."""
     before = sorted(Path().rglob("*"))
     assert main(arguments) == 2
@@ -67,11 +67,11 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 def test_a_config_that_cannot_be(
     command: str, overrides: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert said in refused([command, "quickstart", SERIAL, *overrides], capsys)
+    assert said in error_of([command, "quickstart", SERIAL, *overrides], capsys)
 
 
 def test_four_architectures_under_fedavg(capsys: pytest.CaptureFixture[str]) -> None:
-    sentence = refused(["run", "quickstart", SERIAL, "method=fedavg"], capsys)
+    sentence = error_of(["run", "quickstart", SERIAL, "method=fedavg"], capsys)
     assert "clients 0, 4, 8, 12, 16 have tiny-cnn" in sentence
     assert "clients 3, 7, 11, 15, 19 have tiny-mlp" in sentence
     works = sentence.partition("Methods that would work: ")[2].strip(".\n").split(", ")
@@ -89,26 +89,26 @@ def test_a_refusal_from_the_shell_leaves_no_process_behind() -> None:
 
 
 def test_a_missing_and_a_damaged_config_file(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "did you mean 'quickstart'?" in refused(["run", "quickstrt"], capsys)
-    assert "missing.yaml cannot be read: No such file" in refused(["run", "missing.yaml"], capsys)
+    assert "did you mean 'quickstart'?" in error_of(["run", "quickstrt"], capsys)
+    assert "missing.yaml cannot be read: No such file" in error_of(["run", "missing.yaml"], capsys)
     Path("bad.yaml").write_text("rounds: [1, 2")
-    assert "the config bad.yaml is not YAML" in refused(["run", "bad.yaml"], capsys)
+    assert "the config bad.yaml is not YAML" in error_of(["run", "bad.yaml"], capsys)
     Path("list.yaml").write_text("- 1")
-    assert "holds a list, expected a mapping" in refused(["check", "list.yaml"], capsys)
+    assert "holds a list, expected a mapping" in error_of(["check", "list.yaml"], capsys)
     Path("odd.yaml").write_text("1: 2\n")
-    assert "odd.yaml: 1 is 1: keys should be strings" in refused(["check", "odd.yaml"], capsys)
+    assert "odd.yaml: 1 is 1: keys should be strings" in error_of(["check", "odd.yaml"], capsys)
 
 
 def test_data_files_that_are_missing_or_corrupt(capsys: pytest.CaptureFixture[str]) -> None:
     mnist = ["run", "quickstart", SERIAL, "data.dataset=mnist", "data.root=files"]
     Path("files").mkdir()
-    assert "cannot find dataset 'mnist' in data.root" in refused(mnist, capsys)
+    assert "cannot find dataset 'mnist' in data.root" in error_of(mnist, capsys)
     names = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
     for name in names:
         Path("files", f"{name}.gz").write_bytes(gzip.compress(b"not what it says"))
-    assert "train-images-idx3-ubyte.gz" in refused(mnist, capsys)
+    assert "train-images-idx3-ubyte.gz" in error_of(mnist, capsys)
     Path("files", f"{names[0]}.gz").write_bytes(b"not even compressed")
-    assert "train-images-idx3-ubyte.gz" in refused(mnist, capsys)
+    assert "train-images-idx3-ubyte.gz" in error_of(mnist, capsys)
 
 
 def test_corrupt_parquet(capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,14 +116,14 @@ def test_corrupt_parquet(capsys: pytest.CaptureFixture[str]) -> None:
     for part in ("train", "test"):
         Path("files", f"{part}.parquet").write_bytes(b"PAR1 but no more")
     arguments = ["run", "quickstart", SERIAL, "data.dataset=cifar10", "data.root=files"]
-    assert ".parquet" in refused(arguments, capsys)
+    assert ".parquet" in error_of(arguments, capsys)
 
 
 def test_a_partition_file_that_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
     np.savez("p.npz", train_0=np.array([0]), test_0=np.array([1]))
     scheme = ["data.partition={scheme: file, path: p.npz}"]
-    assert "p.npz" in refused(["run", "quickstart", SERIAL, *scheme], capsys)
-    assert "q.npz" in refused(["run", "quickstart", SERIAL, "data.partition={scheme: file, path: q.npz}"], capsys)
+    assert "p.npz" in error_of(["run", "quickstart", SERIAL, *scheme], capsys)
+    assert "q.npz" in error_of(["run", "quickstart", SERIAL, "data.partition={scheme: file, path: q.npz}"], capsys)
 
 
 def test_a_run_folder_with_another_config(capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,15 +132,15 @@ def test_a_run_folder_with_another_config(capsys: pytest.CaptureFixture[str]) ->
 
     Path("there").mkdir()
     Path("there", "config.yaml").write_text(yaml.safe_dump(parse(read_source("quickstart")).to_dict()))
-    sentence = refused(["run", "quickstart", SERIAL, "rounds=3", "--out", "there", "--quiet"], capsys)
+    sentence = error_of(["run", "quickstart", SERIAL, "rounds=3", "--out", "there", "--quiet"], capsys)
     assert "the run folder there exists with another config" in sentence
     Path("other").mkdir()
     Path("other", "letter.txt").write_text("dear diary")
-    assert "other exists and is not a run folder" in refused(["run", "quickstart", SERIAL, "--out", "other"], capsys)
+    assert "other exists and is not a run folder" in error_of(["run", "quickstart", SERIAL, "--out", "other"], capsys)
 
 
-def test_resume_of_what_is_not_a_run(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "nowhere is not a run folder: it has no config.yaml" in refused(["resume", "nowhere"], capsys)
+def test_resume_needs_a_run_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "nowhere is not a run folder: it has no config.yaml" in error_of(["resume", "nowhere"], capsys)
 
 
 @pytest.mark.parametrize(
@@ -160,10 +160,10 @@ def test_resume_of_what_is_not_a_run(capsys: pytest.CaptureFixture[str]) -> None
         (["bench", "overhed"], "did you mean 'overhead'?"),
     ],
 )
-def test_a_command_that_cannot_be(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert said in refused(arguments, capsys)
+def test_wrong_command_lines(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert said in error_of(arguments, capsys)
 
 
-def test_a_sentence_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    sentence = refused(["run", "quick\x1b[2Jstart\nsecond line [red]"], capsys)
+def test_messages_contain_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    sentence = error_of(["run", "quick\x1b[2Jstart\nsecond line [red]"], capsys)
     assert "\x1b" not in sentence and "[red]" in sentence

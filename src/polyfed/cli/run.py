@@ -89,8 +89,8 @@ def _run(opened: OpenedRun, quiet: bool) -> Result:
         from polyfed.cli.progress import ProgressBoard, ProgressObserver
 
         with ProgressBoard(quiet=quiet) as board, record_crash(opened.folder.path):
-            watcher = ProgressObserver(board, str(opened.config.method["name"]))
-            return api.execute(opened, observers=[watcher])
+            observer = ProgressObserver(board, str(opened.config.method["name"]))
+            return api.execute(opened, observers=[observer])
     finally:
         fork_server.close_spare()
 
