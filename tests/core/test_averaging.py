@@ -1,4 +1,4 @@
-"""The weighted mean of named weights, by hand and in general."""
+"""The weighted mean of state dicts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from polyfed.core.averaging import WeightedMean
 
 
 def test_mean_by_hand() -> None:
-    # (1 * 2 + 3 * 6) / 4 = 5; counters take the largest value (R3), and a variance never falls below zero.
+    # (1 * 2 + 3 * 6) / 4 = 5; counters take the maximum, and a variance never falls below zero.
     mean = WeightedMean()
     mean.add({"w": torch.tensor([2.0]), "running_var": torch.tensor([-1.0]), "n": torch.tensor(4)}, 1)
     mean.add({"w": torch.tensor([6.0]), "running_var": torch.tensor([0.0]), "n": torch.tensor(3)}, 3)
@@ -21,7 +21,7 @@ def test_mean_by_hand() -> None:
     assert got["n"].item() == 4 and got["n"].dtype == torch.int64
 
 
-def test_nobody_leaves_what_was() -> None:
+def test_without_replies_the_default_is_returned() -> None:
     before = {"w": torch.tensor([1.0])}
     assert WeightedMean().result(before) is before
     weightless = WeightedMean()
@@ -29,7 +29,7 @@ def test_nobody_leaves_what_was() -> None:
     assert weightless.result(before) is before
 
 
-def test_what_was_added_is_not_changed() -> None:
+def test_inputs_are_not_changed() -> None:
     first, second = torch.tensor([1.0]), torch.tensor([2.0])
     counter = torch.tensor(5)
     mean = WeightedMean()
@@ -41,7 +41,7 @@ def test_what_was_added_is_not_changed() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 1000), st.integers(0, 99)), min_size=1, max_size=6))
-def test_mean_is_that_of_numpy_and_stays_inside(parts: list[tuple[int, int]]) -> None:
+def test_mean_equals_numpy_and_stays_in_range(parts: list[tuple[int, int]]) -> None:
     tensors = [np.random.Generator(np.random.PCG64(seed)).normal(size=4).astype(np.float32) for _, seed in parts]
     weights = [float(w) for w, _ in parts]
     mean = WeightedMean()

@@ -1,4 +1,4 @@
-"""The client side of every engine: what a client keeps between steps, and in which mode its model is."""
+"""The host: client state between steps, the mode of models, and evaluation requests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from polyfed.testing.toy_federation import ToyFederation
 @register("toy-hoard")
 @dataclass(frozen=True)
 class Hoard(Method):
-    """Keeps live references in its state, and alters them later: what R2 warns of."""
+    """Keeps references to tensors in its state and changes them later."""
 
     sends = Sends(up="nothing", down="all weights")
     needs = replace(Method.needs, same_architecture=True)
@@ -56,7 +56,7 @@ class Hoard(Method):
             tensor.add_(int(client.name))
 
 
-def test_what_a_client_keeps_is_its_own_copy() -> None:
+def test_client_state_is_a_copy() -> None:
     with ToyFederation(Hoard, {}) as toy:
         roomy, tight = toy.run().checked(), toy.run(memory=1).checked()
     assert roomy.hash == tight.hash
@@ -65,7 +65,7 @@ def test_what_a_client_keeps_is_its_own_copy() -> None:
 @register("toy-mood")
 @dataclass(frozen=True)
 class Mood(Method):
-    """Looks at its model without saying in which mode."""
+    """Uses its model without setting its mode."""
 
     sends = Sends(up="numbers", down="nothing")
     needs = replace(Method.needs, same_architecture=True)
@@ -80,7 +80,7 @@ class Mood(Method):
         return {"training": training}
 
 
-def test_a_step_always_finds_its_model_in_the_same_mode() -> None:
+def test_a_step_always_starts_in_training_mode() -> None:
     with ToyFederation(Mood, {}) as toy:
         assert len({toy.run().hash, toy.run(evaluate=True).hash, toy.run(memory=1, evaluate=True).hash}) == 1
 
@@ -89,8 +89,8 @@ def _host(toy: ToyFederation) -> Host:
     return Host(toy.federation(toy.config()), FolderStore(toy.new_folder()), 1 << 30, 1 << 30)
 
 
-def test_a_call_number_that_is_used_again_brings_its_own_message() -> None:
-    """A coordinator that was restarted from a checkpoint counts its calls from there."""
+def test_a_reused_call_number_gets_the_new_message() -> None:
+    """A coordinator that restarts from a checkpoint reuses call numbers."""
     call, task = Call(5, 1, ("keep",), ("keep",)), Task("0", 0)
     with ToyFederation(Hoard, {}) as toy:
         federation = toy.federation(toy.config())
@@ -103,7 +103,7 @@ def test_a_call_number_that_is_used_again_brings_its_own_message() -> None:
 
 
 @pytest.mark.parametrize("measures", [("personal", "features"), ("features", "personal"), ("secrets",)])
-def test_only_known_measures_are_taken_and_a_look_only_alone(measures: tuple[str, ...]) -> None:
+def test_unknown_measures_and_combined_probes_are_refused(measures: tuple[str, ...]) -> None:
     with ToyFederation(Mood, {}) as toy:
         host, task = _host(toy), Task("0", 0)
         refused = host.handle(Call(-1, 1, measures=measures), task, b"").failure

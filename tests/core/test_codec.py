@@ -1,4 +1,4 @@
-"""Payloads to bytes and back: nothing lost, nothing accepted that was altered, equal content gives equal bytes."""
+"""Encoding of payloads: round trips, refusal of damaged and forged frames, and digests."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 
 @settings(max_examples=60, deadline=None)
 @given(st.dictionaries(NAMES, VALUES, max_size=4))
-def test_what_is_encoded_comes_back(payload: dict[str, Any]) -> None:
+def test_round_trip(payload: dict[str, Any]) -> None:
     frame = encode(payload)
     seen = read_header(frame.data)
     back = decode(frame.data, seen)
@@ -81,7 +81,7 @@ def test_what_is_encoded_comes_back(payload: dict[str, Any]) -> None:
     assert encode(back).data == frame.data
 
 
-def test_parts_of_one_memory_arrive_apart() -> None:
+def test_views_of_one_tensor_are_decoded_separately() -> None:
     base = torch.arange(12.0)
     back = decode(encode({"whole": base, "half": base[:6], "again": base, "even": base[::2]}).data)
     back.tensor("whole").zero_()
@@ -91,7 +91,7 @@ def test_parts_of_one_memory_arrive_apart() -> None:
     assert base.tolist() == list(range(12))
 
 
-def test_equal_content_has_one_digest_whatever_the_memory_is() -> None:
+def test_digest_is_independent_of_memory_layout() -> None:
     plain = torch.arange(2 * 3 * 4 * 4, dtype=torch.float32).reshape(2, 3, 4, 4)
     last = plain.contiguous(memory_format=torch.channels_last)
     strided = torch.zeros(2, 3, 4, 8)[..., ::2].copy_(plain)
@@ -107,7 +107,7 @@ def test_equal_content_has_one_digest_whatever_the_memory_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [
         ([1, 2], "list"),
         ({"deep": {1, 2}}, "set"),
@@ -121,8 +121,8 @@ def test_equal_content_has_one_digest_whatever_the_memory_is() -> None:
         ({"": 1}, "''"),
     ],
 )
-def test_what_cannot_be_sent_is_refused_by_name(value: Any, said: str) -> None:
-    with pytest.raises(PayloadError, match=f"field.*{said}|{said}.*field"):
+def test_invalid_values_are_refused_by_name(value: Any, message: str) -> None:
+    with pytest.raises(PayloadError, match=f"field.*{message}|{message}.*field"):
         encode({"field": value})
 
 
@@ -165,7 +165,7 @@ def mutated(frame: bytes, stream: np.random.Generator) -> bytes:
     return frame[:at] + stream.bytes(size) + frame[at + size :]
 
 
-def test_altered_frames_are_refused_without_harm() -> None:
+def test_damaged_frames_are_refused() -> None:
     frame = encode(EXAMPLE).data
     stream = np.random.Generator(np.random.PCG64(1))
     before, altered = peak(), 0
@@ -180,8 +180,8 @@ def test_altered_frames_are_refused_without_harm() -> None:
     assert peak() - before < 50 << 20
 
 
-def test_frames_altered_by_somebody_who_mends_the_digest_do_no_harm() -> None:
-    """The digest guards against accidents. With a right one the headers alone must keep anything else out."""
+def test_frames_altered_with_a_valid_digest_are_safe() -> None:
+    """The digest detects accidents. With a valid digest, the header checks must refuse everything else."""
     frame = encode(EXAMPLE).data
     stream = np.random.Generator(np.random.PCG64(2))
     before, refused = peak(), 0
@@ -212,7 +212,7 @@ ROW = {"t#values": torch.zeros(1, 2)}
 
 
 @pytest.mark.parametrize(
-    ("frame", "said"),
+    ("frame", "message"),
     [
         (forged(heads(scalars={"x": 1}), {"x": torch.zeros(2)}), "'x' occurs twice"),
         (forged(heads(scalars={"x": [1, 2]})), "'x' is a list"),
@@ -231,12 +231,12 @@ ROW = {"t#values": torch.zeros(1, 2)}
         (forged(heads(), {"x": torch.zeros(2, dtype=torch.complex64)}), "C64"),
     ],
 )
-def test_forged_frames_are_refused(frame: bytes, said: str) -> None:
-    with pytest.raises(PayloadError, match=said):
+def test_forged_frames_are_refused(frame: bytes, message: str) -> None:
+    with pytest.raises(PayloadError, match=message):
         decode(frame)
 
 
-def test_a_table_cannot_stand_on_no_samples() -> None:
+def test_a_table_row_needs_at_least_one_sample() -> None:
     counts = torch.tensor([0], dtype=torch.int32)
     with pytest.raises(PayloadError, match="at least one sample"):
         decode(forged(heads(tables={"t": [[3], True]}), {**ROW, "t#counts": counts}))

@@ -1,4 +1,4 @@
-"""Between server and client: order, several steps, refusals, failures and repeated rounds."""
+"""Calls between server and clients: order, several steps, refusals, failures and repeated rounds."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from polyfed.testing.toy_federation import CLASS_COUNTS, ToyFederation
 @register("toy-ask")
 @dataclass(frozen=True)
 class Ask(Method):
-    """A method that asks something once a round; what it asks, a field says."""
+    """A method that makes one kind of call per round, chosen by a field."""
 
     what: str = "count"
     marker: str = ""
@@ -137,18 +137,18 @@ def ask(what: str, **options: Any) -> Any:
         return toy.run(toy.config(rounds=1), **options)
 
 
-def test_replies_come_in_client_order_whoever_is_served_first() -> None:
+def test_replies_come_in_client_order() -> None:
     for wrap in (None, ReversedEngine()):
         outcome = ask("count", wrap=wrap)
         assert outcome.server["order"] == "0 1 2 3 4"
         assert outcome.server["samples"] == sum(map(sum, CLASS_COUNTS))
 
 
-def test_each_client_gets_its_own_beside_what_all_get() -> None:
+def test_each_client_gets_its_own_and_the_shared_message() -> None:
     assert ask("each").server["heard"] == {k: int(k) + 10 for k in "01234"}
 
 
-def test_a_field_cannot_come_twice_or_go_to_a_stranger() -> None:
+def test_duplicate_fields_and_unknown_clients_are_refused() -> None:
     outcome_of_others: list[Any] = []
     with ToyFederation(Ask, {"what": "clash"}) as toy, pytest.raises(TooFewRepliesError, match="client 0"):
         outcome_of_others.append(toy.run(toy.config(rounds=1)))
@@ -157,7 +157,7 @@ def test_a_field_cannot_come_twice_or_go_to_a_stranger() -> None:
         ask("stray")
 
 
-def test_the_client_with_the_clash_is_named() -> None:
+def test_a_duplicate_field_fails_only_its_client() -> None:
     @dataclass(frozen=True)
     class Clash(Ask):
         def ask_clash(self, server: Server, cohort: Cohort) -> None:
@@ -171,7 +171,7 @@ def test_the_client_with_the_clash_is_named() -> None:
     assert "'x' is both in `shared` and in `each`" in str(failure["message"])
 
 
-def test_several_steps_in_one_call_answer_together() -> None:
+def test_several_steps_in_one_call_send_one_reply() -> None:
     outcome = ask("both")
     assert outcome.server["both"] == {k: {"sum": 7, "kept": 6} for k in "01234"}
     assert outcome.ledger.calls == 1
@@ -186,7 +186,7 @@ def test_a_step_must_be_declared_and_may_send_only_what_it_declares() -> None:
         ask("wrong")
 
 
-def test_a_step_called_twice_in_a_round_draws_anew() -> None:
+def test_a_step_called_twice_in_a_round_gets_new_random_streams() -> None:
     server = ask("streams").server
     draws = [x.tolist() for part in ("first", "second") for x in server[part].values()]
     flat = [number for draw in draws for number in draw]
@@ -199,7 +199,7 @@ def test_a_step_called_twice_in_a_round_draws_anew() -> None:
 
 
 class Failing(EngineWrapper):
-    """Fails some clients in every call of some kind."""
+    """Makes some clients fail, in calls or in evaluations."""
 
     def __init__(self, *clients: str, evaluations: bool = False, kind: Any = "died") -> None:
         self.clients = clients
@@ -228,12 +228,12 @@ def test_failures_are_recorded_and_left_out() -> None:
     assert set(outcome.ledger.digests) == {"0", "2", "4"}
 
 
-def test_nobody_answering_ends_the_round_by_name() -> None:
+def test_too_few_replies_raise_an_error_that_names_the_call() -> None:
     with pytest.raises(TooFewRepliesError, match=r"0 of 5 clients answered 'count'.*client 0: gone"):
         ask("count", wrap=Failing("0", "1", "2", "3", "4"))
 
 
-def test_a_state_that_cannot_be_kept_ends_the_run() -> None:
+def test_a_state_that_cannot_be_stored_ends_the_run() -> None:
     with pytest.raises(RunError, match="round 1: gone"):
         ask("count", wrap=Failing("2", kind="storage"))
 
@@ -247,7 +247,7 @@ def test_a_client_that_cannot_be_evaluated_is_recorded_and_does_not_count() -> N
     assert outcome.server["order"] == "0 1 2 3 4"
 
 
-def test_damaged_answers_never_reach_the_method() -> None:
+def test_damaged_replies_never_reach_the_method() -> None:
     faulty = FaultyEngine(fraction=0.9)
     with ToyFederation(Ask, {"what": "count"}) as toy:
         outcome = toy.run(toy.config(rounds=4), wrap=faulty)
@@ -257,7 +257,7 @@ def test_damaged_answers_never_reach_the_method() -> None:
     assert any("not finite" in message for message in said)
 
 
-def test_bytes_are_counted_for_those_who_were_asked() -> None:
+def test_bytes_are_counted_for_the_called_clients() -> None:
     recorder = RecordingEngine()
     outcome = ask("each", wrap=recorder)
     (stats,) = outcome.round_stats
@@ -309,7 +309,7 @@ def test_a_client_that_fails_in_a_run_is_in_its_result(tmp_path: Path) -> None:
     assert "Traceback" in failures[0]["detail"]
 
 
-def test_what_a_method_records_is_in_the_events(tmp_path: Path) -> None:
+def test_method_events_are_written(tmp_path: Path) -> None:
     with ToyFederation(Ask, {"what": "note"}) as toy:
         toy.experiment(toy.settings(), tmp_path / "run")
     noted = [(event["round"], event["kind"], event["margin"]) for event in events_of(tmp_path / "run", "method")]

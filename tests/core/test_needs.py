@@ -1,4 +1,4 @@
-"""What a method needs of its clients, and the sentence that refuses the rest."""
+"""Requirements of methods on their clients, and the error message."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OTHER = {
 
 
 @pytest.mark.parametrize("need", list(OTHER))
-def test_each_need_is_about_one_thing(need: str) -> None:
+def test_each_requirement_is_checked_separately(need: str) -> None:
     nothing = Needs(same_classes=False)
     wanted = replace(nothing, **{need: True})
     for kind, other in OTHER.items():
@@ -32,7 +32,7 @@ def test_each_need_is_about_one_thing(need: str) -> None:
     assert len(wanted.names()) == 1
 
 
-def test_the_sentence_names_who_disagrees_and_what_would_work() -> None:
+def test_the_message_names_clients_and_alternatives() -> None:
     many = [replace(PLAIN, name=str(k)) for k in range(7)]
     odd = replace(OTHER["same_features"], name="7")
     others = [("works", Needs()), ("fails", Needs(same_features=True))]
@@ -44,5 +44,5 @@ def test_the_sentence_names_who_disagrees_and_what_would_work() -> None:
     )
 
 
-def test_what_holds_is_accepted_in_silence() -> None:
+def test_met_requirements_are_accepted() -> None:
     check("FedThing", Needs(True, True, True, True), [PLAIN], [])

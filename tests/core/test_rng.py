@@ -1,4 +1,4 @@
-"""Named random streams: stable, independent, and without a trace in the global state."""
+"""Named random streams: stable, independent, without effect on the global state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_streams_never_change_between_versions() -> None:
     assert rng.numpy_generator(7, "a").integers(1000, size=4).tolist() == [901, 717, 948, 401]
 
 
-def test_every_part_of_a_name_counts() -> None:
+def test_every_part_of_a_name_changes_the_stream() -> None:
     names: list[tuple[int | str, ...]] = [
         (0, "fit", "3", 1, "train"),
         (1, "fit", "3", 1, "train"),
@@ -40,7 +40,7 @@ def test_streams_are_not_correlated() -> None:
         assert abs(float(np.corrcoef(a, b)[0, 1])) < 0.08
 
 
-def test_seeded_gives_the_stream_and_puts_the_global_state_back() -> None:
+def test_seeded_uses_the_stream_and_restores_the_global_state() -> None:
     before = torch.random.get_rng_state()
     with rng.seeded(3, "weights"):
         first = torch.rand(5)
@@ -54,7 +54,7 @@ def test_seeded_gives_the_stream_and_puts_the_global_state_back() -> None:
     assert not torch.equal(inner, first)
 
 
-def test_seeded_puts_the_global_state_back_after_an_error() -> None:
+def test_seeded_restores_the_global_state_after_an_error() -> None:
     before = torch.random.get_rng_state()
     try:
         with rng.seeded(3, "weights"):

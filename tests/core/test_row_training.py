@@ -27,7 +27,7 @@ def linear(inputs: int, outputs: int) -> nn.Linear:
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=5), st.integers(1, 7), st.integers(1, 3))
-def test_every_row_is_seen_once_in_an_epoch(sizes: list[int], batch: int, epochs: int) -> None:
+def test_every_row_is_used_once_per_epoch(sizes: list[int], batch: int, epochs: int) -> None:
     given_tables = tables(sizes)
     before = [table.values.clone() for table in given_tables]
     observed: list[tuple[float, ...]] = []
@@ -78,7 +78,7 @@ def test_a_restored_optimiser_continues_identically() -> None:
         load_tensors(again, memory)
         kept = {name: tensor.clone() for name, tensor in memory.items()}
         one_step(stopped, again, number)
-        assert all(torch.equal(memory[name], kept[name]) for name in kept)  # what was handed in stays as it was (R2)
+        assert all(torch.equal(memory[name], kept[name]) for name in kept)  # the inputs are not changed
         memory = state_tensors(again)
         one_step(forgetful, make_optimizer(forgetful.parameters(), adam), number)
     assert torch.equal(straight.weight, stopped.weight) and torch.equal(straight.bias, stopped.bias)

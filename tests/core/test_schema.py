@@ -1,4 +1,4 @@
-"""What a step declares is what its messages must be; every refusal names the field."""
+"""Message schemas. Every error names the field."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def rows(classes: list[int], width: int, *, counts: bool = False, dtype: torch.d
         (TreeField(), {}),
     ],
 )
-def test_right_messages_pass(kind: Field, value: Any) -> None:
+def test_valid_messages_pass(kind: Field, value: Any) -> None:
     assert refuse({"f": kind}, f=value) is None
 
 
@@ -103,14 +103,14 @@ def test_right_messages_pass(kind: Field, value: Any) -> None:
         (TreeField(), {"a": float("nan")}, "f/a"),
     ],
 )
-def test_wrong_messages_are_refused_by_name(kind: Field, value: Any, said: str) -> None:
+def test_invalid_messages_are_refused_by_name(kind: Field, value: Any, said: str) -> None:
     refusal = refuse({"f": kind}, f=value)
     assert refusal is not None
     assert "'f" in refusal
     assert re.search(said, refusal)
 
 
-def test_fields_that_are_missing_or_unknown() -> None:
+def test_missing_and_unknown_fields() -> None:
     schema = {"a": ScalarField(), "b": TensorField((2,), optional=True)}
     assert refuse(schema, a=1) is None
     assert refuse(schema, a=1, b=torch.zeros(2)) is None
@@ -120,13 +120,13 @@ def test_fields_that_are_missing_or_unknown() -> None:
     assert refuse({}) is None
 
 
-def test_a_free_dimension_means_one_number_throughout_a_message() -> None:
+def test_a_free_dimension_has_one_value_per_message() -> None:
     schema = {"x": TensorField(("n", 2)), "y": TensorField(("n",))}
     assert refuse(schema, x=torch.zeros(5, 2), y=torch.zeros(5)) is None
     assert "'y'" in str(refuse(schema, x=torch.zeros(5, 2), y=torch.zeros(4)))
 
 
-def test_reading_a_payload_by_the_wrong_kind_names_the_field() -> None:
+def test_wrong_typed_access_names_the_field() -> None:
     payload = Payload({"t": torch.zeros(1), "n": 3, "flag": True, "mixed": {"a": 1}, "word": "w"})
     for read, name in [
         (payload.tensor, "n"),
@@ -143,8 +143,8 @@ def test_reading_a_payload_by_the_wrong_kind_names_the_field() -> None:
     assert payload.number("n") == 3
 
 
-def test_a_tree_like_what_was_sent() -> None:
-    """A reply that must look like a field of its call: other names, shapes and types are refused by name."""
+def test_a_tree_like_a_sent_field() -> None:
+    """A reply must have the names, shapes and types of a field of its call."""
     sent = read_header(encode({"meme": {"w": torch.zeros(2, 3), "b": torch.zeros(3)}}).data)
     schema = {"back": TreeField(like="meme")}
 

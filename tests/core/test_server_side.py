@@ -1,4 +1,4 @@
-"""What the server side promises: one call at a time, a state that a resume leaves as it was, honest means."""
+"""The server side: one call at a time, state layouts after a resume, and accuracy means."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Trains(Method):
 @register("asks-inside-a-stream")
 @dataclass(frozen=True)
 class Inside(Trains):
-    """Calls while it reads."""
+    """Makes a call while it reads replies."""
     def round(self, server, cohort):
         for _ in cohort.stream(self.train):
             cohort.call(self.train)
@@ -40,7 +40,7 @@ class Inside(Trains):
 @register("keeps-layouts")
 @dataclass(frozen=True)
 class Layouts(Trains):
-    """Adds up convolution weights, whose order in memory would show in the last bit."""
+    """Adds convolution weights, where the memory order changes the last bit."""
     def init(self, server):
         server.state["w"] = weights_of(server.build(server.roster[0].spec))
         server.state["sums"] = torch.zeros(0, dtype=torch.float32)
@@ -81,7 +81,7 @@ class Stop:
             raise ZeroDivisionError
 
 
-def test_the_servers_state_has_the_same_layout_live_and_resumed(imports: list[str], tmp_path: Path) -> None:
+def test_server_state_has_the_same_layout_after_a_resume(imports: list[str], tmp_path: Path) -> None:
     models = {"models": {"group": ["tiny-resnet"]}, "rounds": 4}
     straight = run("keeps-layouts", imports, tmp_path / "straight", **models)
     with pytest.raises(ZeroDivisionError):
@@ -89,13 +89,13 @@ def test_the_servers_state_has_the_same_layout_live_and_resumed(imports: list[st
     assert api.resume(tmp_path / "stopped")["state_hash"] == straight["state_hash"]
 
 
-def test_a_loss_that_diverged_is_left_out_of_the_mean_with_its_samples() -> None:
+def test_a_diverged_loss_is_left_out_of_the_mean() -> None:
     stats = RoundStats(trained=[TrainingStats(2.0, 10, 1), TrainingStats(math.nan, 90, 9)])
     assert stats.task_loss() == 2.0
     assert RoundStats(trained=[TrainingStats(math.inf, 5, 1)]).task_loss() is None
 
 
-def test_what_nobody_can_be_tested_on_was_not_measured(tmp_path: Path) -> None:
+def test_no_accuracy_without_test_samples(tmp_path: Path) -> None:
     result = api.run(
         "quickstart",
         rounds=1,
@@ -107,7 +107,7 @@ def test_what_nobody_can_be_tested_on_was_not_measured(tmp_path: Path) -> None:
     assert result["accuracy"]["personal"] is None and result["accuracy"]["global"]["final"] >= 0
 
 
-def test_a_run_does_not_go_on_with_another_split(tmp_path: Path) -> None:
+def test_a_run_does_not_resume_with_another_partition(tmp_path: Path) -> None:
     import numpy as np
 
     def split(shift: int) -> None:

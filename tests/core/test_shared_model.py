@@ -1,4 +1,4 @@
-"""One server model and its parts: what goes down, what is made of what comes up, and what is measured."""
+"""Methods with one server model: client parts, aggregation and evaluation."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def server_of(*specs: str, apart: bool = False, whole: str = WHOLE, **more: Any)
 
 
 def changed(weights: Weights, seed: int) -> Weights:
-    """As if trained: every number moved, counters gone on."""
+    """Return changed weights, as after training."""
     stream = torch.Generator().manual_seed(seed)
     return {
         name: t + torch.randn(t.shape, generator=stream) * 0.1 if t.is_floating_point() else t + 3
@@ -68,7 +68,7 @@ def same(a: Weights, b: Weights) -> bool:
 
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 1000), weight=st.floats(0.01, 1000), twins=st.integers(1, 4))
-def test_equal_owners_give_their_own_weights_back(seed: int, weight: float, twins: int) -> None:
+def test_equal_clients_give_back_their_own_weights(seed: int, weight: float, twins: int) -> None:
     # theta + sum w (theta_k - theta) / sum w in double precision rounds to theta_k, whatever the weights are.
     server = server_of(*[WHOLE] * 4)
     model = initial_weights(server)
@@ -79,7 +79,7 @@ def test_equal_owners_give_their_own_weights_back(seed: int, weight: float, twin
     assert same(apply_update(server, model, changes.mean()), trained)
 
 
-def test_what_nobody_owns_keeps_its_bits() -> None:
+def test_positions_without_a_client_do_not_change() -> None:
     server = server_of(SMALL, WHOLE)
     model = {
         name: -torch.zeros_like(t) if t.is_floating_point() else t for name, t in initial_weights(server).items()
@@ -97,7 +97,7 @@ def test_what_nobody_owns_keeps_its_bits() -> None:
         assert torch.equal(torch.signbit(others), torch.ones(others.shape, dtype=torch.bool)), name  # still -0
 
 
-def test_a_position_is_averaged_over_those_who_hold_it() -> None:
+def test_a_position_is_averaged_over_the_clients_that_have_it() -> None:
     # Two clients hold the first half of the channels, one holds all: there (1 + 2) / 2, elsewhere 2.
     server = server_of(SMALL, WHOLE)
     model = initial_weights(server)
@@ -115,7 +115,7 @@ def test_a_position_is_averaged_over_those_who_hold_it() -> None:
     assert counted[out // 2 :].eq(1).all()
 
 
-def test_statistics_are_not_lengthened() -> None:
+def test_buffers_are_not_scaled() -> None:
     server = server_of(WHOLE)
     model = initial_weights(server)
     changes = UpdateAggregator(server, model)
@@ -128,7 +128,7 @@ def test_statistics_are_not_lengthened() -> None:
             assert torch.allclose(by, torch.full_like(by, 1.0 if name in buffers else 3.0), atol=1e-6), name
 
 
-def test_architectures_apart_share_with_their_like_only() -> None:
+def test_separate_architectures_are_averaged_separately() -> None:
     server = server_of("tiny-cnn", "tiny-mlp", "tiny-cnn", apart=True)
     model = initial_weights(server)
     sent = weights_for_clients(server, ["0", "1", "2"], model=model)
@@ -143,7 +143,7 @@ def test_architectures_apart_share_with_their_like_only() -> None:
     assert all(torch.allclose(mine[n], t + 2, atol=1e-5) for n, t in before.items())
 
 
-def test_one_architecture_for_all_is_one_message_for_all() -> None:
+def test_one_architecture_gives_one_shared_message() -> None:
     server = server_of(WHOLE, WHOLE)
     sent = weights_for_clients(server, ["0", "1"], model=initial_weights(server))
     assert list(sent.shared) == ["model"]
@@ -156,7 +156,7 @@ class Halved(ServerFilter):
         return {name: by / 2 if by.is_floating_point() else by for name, by in update.change.items()}
 
 
-def test_a_filter_sees_the_update_before_it_moves_the_model() -> None:
+def test_a_filter_receives_the_update_before_it_is_applied() -> None:
     server = server_of(WHOLE, filter=Halved())
     model = initial_weights(server)
     changes = UpdateAggregator(server, model)
@@ -180,14 +180,14 @@ def test_variances_do_not_fall_below_zero() -> None:
 
 
 class _Everybody(FedAvg):
-    """FedAvg that does not say that its clients answer alike."""
+    """FedAvg that evaluates every client."""
 
     def predicts_from_published(self) -> bool:
         return False
 
 
 @pytest.mark.parametrize("splitting", ["none", "width"])
-def test_measuring_one_of_each_kind_gives_what_measuring_all_gives(splitting: str) -> None:
+def test_evaluating_one_client_per_architecture_equals_evaluating_all(splitting: str) -> None:
     with ToyFederation(FedAvg, {}) as toy:
         models = ["tiny-resnet"] if splitting == "none" else [SMALL, WHOLE]
         config = toy.config(CLASS_COUNTS, models={"group": models}, splitting=splitting)
@@ -198,7 +198,7 @@ def test_measuring_one_of_each_kind_gives_what_measuring_all_gives(splitting: st
     assert one.hash == all_of_them.hash
 
 
-def test_kept_tensors_become_files_of_the_run(tmp_path: Any) -> None:
+def test_artifacts_are_written_to_the_run_folder(tmp_path: Any) -> None:
     from safetensors.torch import load_file
 
     from polyfed.core import Cohort, register

@@ -1,4 +1,4 @@
-"""Measuring in the middle of a round: the same figures on every engine, beside the server's own work on the pool."""
+"""Evaluation in the middle of a round: equal results on every engine, concurrent with the server on the pool."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from polyfed.core import Method, Needs, Sends, register, step
 @register("slow-server")
 @dataclass(frozen=True)
 class SlowServer(Method):
-    """Clients train, are measured, train again; the server works in between."""
+    """Clients train, are evaluated and train again. The server works in between."""
     needs = Needs()
     sends = Sends()
 
@@ -56,13 +56,13 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     return {engine: {**run(folder, engine), "folder": folder} for engine in ("serial", "pool")}
 
 
-def test_the_same_figures_on_every_engine(results: dict[str, dict[str, Any]]) -> None:
+def test_results_are_equal_on_every_engine(results: dict[str, dict[str, Any]]) -> None:
     for same in ("accuracy", "state_hash", "loss"):
         assert results["pool"][same] == results["serial"][same]
 
 
-def test_the_moment_counts(results: dict[str, dict[str, Any]], tmp_path: Path) -> None:
-    """Personal accuracy is that of after the first of two trainings, which is what local training does in a round."""
+def test_accuracy_is_measured_at_the_requested_moment(results: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+    """Personal accuracy is measured after the first of two trainings, which equals local training."""
     once = api.run(
         "quickstart", method="local", rounds=1, clients=6, engine={"name": "serial"}, out=tmp_path / "once"
     )
@@ -70,14 +70,14 @@ def test_the_moment_counts(results: dict[str, dict[str, Any]], tmp_path: Path) -
     assert results["serial"]["accuracy"]["global"]["by_round"][0] != once["accuracy"]["global"]["final"]
 
 
-def test_the_servers_own_seconds_are_counted_as_server(results: dict[str, dict[str, Any]]) -> None:
+def test_server_seconds_are_counted(results: dict[str, dict[str, Any]]) -> None:
     for engine, result in results.items():
         lines = (result["folder"] / f"{engine}0" / "events.jsonl").read_text().splitlines()
         worked = sum(e["seconds"] for e in map(json.loads, lines) if e.get("kind") == "worked")
         assert result["seconds"]["server"] >= worked - 0.01
 
 
-def test_a_failing_measurement_is_recorded_and_does_not_end_the_run(tmp_path: Path) -> None:
+def test_a_failed_evaluation_is_recorded_and_does_not_end_the_run(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text(
         METHOD.replace("slow-server", "bad-predict").replace("SlowServer", "BadPredict").replace("0.5", "0")
         + "\n    def predict(self, client, x):\n        raise ValueError('cannot')\n"

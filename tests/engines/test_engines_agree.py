@@ -1,4 +1,4 @@
-"""Every engine, any number of workers: the same bits."""
+"""Every engine with any number of workers gives bit-identical results."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ def test_another_seed_gives_another_result(tmp_path: Path, tmp_path_factory: pyt
     assert other["state_hash"] != reference("fedproto", tmp_path_factory.getbasetemp())["state_hash"]
 
 
-def test_a_tiny_memory_budget_changes_nothing(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """With room for one client, every state comes back from the disk."""
+def test_the_memory_budget_does_not_change_the_result(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """With memory for one client, every state is read from the disk."""
     small = run("fedproto", {"name": "pool", "workers": 2, "memory_budget": 1}, tmp_path / "run")
     assert small["state_hash"] == reference("fedproto", tmp_path_factory.getbasetemp())["state_hash"]

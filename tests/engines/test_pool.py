@@ -81,7 +81,7 @@ def ask(pool: PoolEngine, orders: Mapping[str, Mapping[str, Any]], number: int =
     return list(pool.call(Call(number, 1, ("echo",), ("echo",)), encode({"x": float(number)}).data, tasks))
 
 
-def test_answers_come_in_the_order_of_the_tasks_whatever_finishes_first(start: Any) -> None:
+def test_answers_come_in_task_order(start: Any) -> None:
     pool = start(2)
     orders = {f"c{k}": {"sleep": 0.05 * (5 - k)} for k in range(6)}
     answers = ask(pool, orders)
@@ -97,7 +97,7 @@ def test_clients_stay_with_their_worker(start: Any) -> None:
     assert second == first and len(set(first.values())) == 2
 
 
-def test_an_idle_worker_takes_from_a_full_queue(start: Any) -> None:
+def test_an_idle_worker_steals_from_the_longest_queue(start: Any) -> None:
     pool = start(2)
     # in turn: c0, c2, c4, c6 belong to the first worker, which is held up by c0
     orders: dict[str, Mapping[str, Any]] = {f"c{k}": {"sleep": 0.6 if k == 0 else 0.01} for k in range(8)}
@@ -106,7 +106,7 @@ def test_an_idle_worker_takes_from_a_full_queue(start: Any) -> None:
     assert sum(pid != pids["c0"] for pid in pids.values()) >= 6
 
 
-def test_a_worker_that_dies_is_replaced_and_its_tasks_are_done_once(start: Any, tmp_path: Path) -> None:
+def test_a_dead_worker_is_replaced_and_its_tasks_run_once(start: Any, tmp_path: Path) -> None:
     pool = start(2)
     before = set(pool.pids)
     answers = ask(pool, {"c0": {}, "c1": {"die": 1}, "c2": {}, "c3": {}})
@@ -115,7 +115,7 @@ def test_a_worker_that_dies_is_replaced_and_its_tasks_are_done_once(start: Any, 
     assert len(before & set(pool.pids)) == 1
 
 
-def test_a_task_that_keeps_killing_workers_is_given_up(start: Any) -> None:
+def test_a_task_that_keeps_killing_workers_fails(start: Any) -> None:
     pool = start(2)
     answers = {a.client: a for a in ask(pool, {"c0": {}, "c1": {"die": 99}, "c2": {}})}
     failure = answers["c1"].failure
@@ -123,7 +123,7 @@ def test_a_task_that_keeps_killing_workers_is_given_up(start: Any) -> None:
     assert answers["c0"].failure is None and answers["c2"].failure is None
 
 
-def test_a_late_client_is_left_out_and_the_others_are_not(start: Any) -> None:
+def test_only_the_late_client_times_out(start: Any) -> None:
     pool = start(2, timeout=0.5)
     answers = {a.client: a for a in ask(pool, {"c0": {"sleep": 60}, "c1": {}, "c2": {}, "c3": {}})}
     failure = answers["c0"].failure
@@ -141,7 +141,7 @@ def test_workers_killed_between_calls_are_replaced(start: Any) -> None:
     assert all(a.failure is None for a in ask(pool, {"c0": {}, "c1": {}, "c2": {}}, 2))
 
 
-def test_a_caller_that_stops_listening_leaves_nothing_behind(start: Any) -> None:
+def test_a_caller_may_stop_in_the_middle_of_a_call(start: Any) -> None:
     pool = start(2)
     tasks = [Task(f"c{k}", 0) for k in range(6)]
     answers = pool.call(Call(1, 1, ("echo",), ("echo",)), encode({"x": 1.0}).data, tasks)
@@ -151,7 +151,7 @@ def test_a_caller_that_stops_listening_leaves_nothing_behind(start: Any) -> None
     assert [decode(a.frame).number("shared") for a in again] == [2.0] * 6
 
 
-def test_large_payloads_both_ways(start: Any) -> None:
+def test_large_payloads_in_both_directions(start: Any) -> None:
     import torch
 
     pool = start(2)
@@ -161,7 +161,7 @@ def test_large_payloads_both_ways(start: Any) -> None:
         assert torch.equal(decode(answer.frame).tensor("payload"), block + k)
 
 
-def test_a_worker_that_cannot_be_set_up_says_why(start: Any) -> None:
+def test_a_failed_setup_is_reported(start: Any) -> None:
     pool = start(1, description={"broken": True})
     with pytest.raises(RunError, match="ValueError: no such thing"):
         ask(pool, {"c0": {}})

@@ -1,4 +1,4 @@
-"""A federation made on a node that shares no disk with the driver: the same clients, or a sentence why not."""
+"""Federations on Ray nodes that share no disk with the driver."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ SETTING: dict[str, Any] = {"method": "local", "clients": 3, "data": {"dataset": 
 
 
 def packed(made: simulation.SimulatedFederation, folder: Path) -> tuple[dict[str, Any], list[bytes]]:
-    """What a driver sends, after which its own files are gone."""
+    """Return what a driver sends. Its own files are deleted."""
     description = made.describe_for_workers(folder / "scratch")
     files = [(folder / "scratch" / name).read_bytes() for name in ray_nodes.FILES]
     shutil.rmtree(folder / "scratch")
     return description, files
 
 
-def test_the_clients_of_a_node_are_those_of_the_driver(tmp_path: Path) -> None:
+def test_a_node_has_the_same_clients_as_the_driver(tmp_path: Path) -> None:
     made = simulation.build_federation(parse(SETTING))
     here = simulation.make_host(made, tmp_path / "states")
     store = TaskStateStore()
@@ -42,7 +42,7 @@ def test_the_clients_of_a_node_are_those_of_the_driver(tmp_path: Path) -> None:
         assert all(torch.isfinite(value).all() for value in state.weights("model").values())
 
 
-def test_a_node_makes_the_dataset_in_its_own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_builds_the_dataset_in_its_own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = simulation.build_federation(parse(SETTING))
     description, files = packed(made, tmp_path)
     monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "node"))
@@ -51,7 +51,7 @@ def test_a_node_makes_the_dataset_in_its_own_cache(tmp_path: Path, monkeypatch: 
     assert datasets.is_cached(tmp_path / "node" / made.dataset.folder.name)
 
 
-def test_data_that_is_on_no_node_is_refused_in_one_sentence(tmp_path: Path) -> None:
+def test_missing_data_is_refused(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     images = draw.integers(0, 255, (60, 8, 8), dtype=np.uint8)
     data = datasets.from_arrays("mine", images, np.arange(60) % 3, cache=tmp_path / "driver")
@@ -72,7 +72,7 @@ def test_other_data_under_the_same_name_is_refused(tmp_path: Path) -> None:
         )
 
 
-def test_a_users_file_that_a_node_lacks_is_named(tmp_path: Path) -> None:
+def test_a_missing_user_file_is_named(tmp_path: Path) -> None:
     description, files = packed(simulation.build_federation(parse(SETTING)), tmp_path)
     with pytest.raises(InputError, match=r"there is no file .*mine\.py"):
         ray_nodes.host_on_node({**description, "imports": [f"{tmp_path}/mine.py"]}, files, TaskStateStore())

@@ -1,4 +1,4 @@
-"""Whatever order workers answer in, and whoever dies: every task is answered once, in its turn."""
+"""The scheduler: every task is answered once and in order, whichever worker dies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def tasks(count: int) -> list[Task]:
 
 @settings(max_examples=25, deadline=None)
 @given(count=st.integers(0, 30), workers=st.integers(1, 4), seed=st.integers(0, 999), weight=st.integers(0, 2))
-def test_every_task_is_answered_once_and_in_its_turn(count: int, workers: int, seed: int, weight: int) -> None:
+def test_every_task_is_answered_once_and_in_order(count: int, workers: int, seed: int, weight: int) -> None:
     draw = random.Random(seed)
     affinity = WorkerAffinity(workers)
     for task in tasks(count):
@@ -51,7 +51,7 @@ def test_every_task_is_answered_once_and_in_its_turn(count: int, workers: int, s
     assert sum(answer.failure is not None for answer in seen) <= died // MAX_DEATHS
 
 
-def test_the_longest_go_first_by_what_this_kind_of_call_took() -> None:
+def test_the_longest_tasks_of_this_kind_of_call_go_first() -> None:
     affinity = WorkerAffinity(1)
     for client, trained, measured in (("c0", 1.0, 3.0), ("c1", 2.0, 2.0), ("c2", 3.0, 1.0)):
         affinity.record(CALL, Answer(client, seconds=trained))
@@ -62,7 +62,7 @@ def test_the_longest_go_first_by_what_this_kind_of_call_took() -> None:
     assert [measuring.next_task(0, idle=True) for _ in range(4)] == [0, 1, 2, None]
 
 
-def test_a_late_task_is_left_out_and_those_behind_it_are_not() -> None:
+def test_only_the_running_task_times_out() -> None:
     scheduler = CallScheduler(CALL, tasks(2), WorkerAffinity(1), 1)
     scheduler.timed_out(0, [scheduler.next_task(0, idle=True) or 0, scheduler.next_task(0, idle=False) or 1], 0.5)
     assert scheduler.next_task(0, idle=True) == 1

@@ -1,4 +1,4 @@
-"""Runs in processes of their own, and where they got to."""
+"""Runs in separate processes, and their progress."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 @dataclass
 class Started:
-    """A run that was started: its process, and how it ended."""
+    """A started run: its process and exit status."""
 
     launcher: subprocess.Popen[str]
     pid: int
@@ -24,22 +24,22 @@ class Started:
 
     def wait(self) -> int:
         """Its exit code, or the number of the signal that ended it, below zero."""
-        while "ended" not in (said := listen(self.launcher)):
-            self.error = said["error"]
-        return int(said["ended"])
+        while "ended" not in (message := listen(self.launcher)):
+            self.error = message["error"]
+        return int(message["ended"])
 
 
 def listen(launcher: subprocess.Popen[str]) -> dict[str, Any]:
     assert launcher.stdout is not None
     line = launcher.stdout.readline()
     assert line, "the launcher is gone"
-    said: dict[str, Any] = json.loads(line)
-    return said
+    message: dict[str, Any] = json.loads(line)
+    return message
 
 
 @dataclass
 class Launcher:
-    """Starts one run after the other."""
+    """Starts runs in sequence."""
 
     process: subprocess.Popen[str]
 
@@ -66,7 +66,7 @@ def launcher() -> Iterator[Launcher]:
 
 @dataclass(frozen=True)
 class Events:
-    """What a run has written down, also while it goes on."""
+    """Return what a run has written so far."""
 
     folder: Path
 

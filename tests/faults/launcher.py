@@ -22,7 +22,7 @@ from polyfed.runs.records import RoundRecord
 
 
 class Event:
-    """Something that happens to a run once a round is done, before its checkpoint."""
+    """An event after a round, before its checkpoint."""
 
     def __init__(self, round: int) -> None:
         self._round = round
@@ -40,7 +40,7 @@ class Event:
 
 
 class FullDisk(Event):
-    """From now on no file can grow beyond one byte: writing fails where and how it does on a disk that is full."""
+    """Limit file sizes to one byte, so that writes fail as on a full disk."""
 
     def happen(self) -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -60,7 +60,7 @@ def tell(**facts: Any) -> None:
 
 
 def run(setting: dict[str, Any], happens: dict[str, int]) -> int:
-    """One run; its exit code."""
+    """Run once and return the exit code."""
     observers: list[Observer] = [EVENTS[name](round) for name, round in happens.items()]
     try:
         api.run(**setting, observers=observers)

@@ -1,4 +1,4 @@
-"""Checkpoints that are cut, damaged, or meet a full disk."""
+"""Truncated and damaged checkpoints, and a full disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from polyfed.runs.records import RoundRecord
 
 
 class StopAfter:
-    """An observer that ends a run the hard way once a round is done."""
+    """An observer that kills the process after a round."""
 
     def __init__(self, round: int) -> None:
         self.round = round
@@ -58,7 +58,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict
 
 @pytest.fixture
 def broken_off(original: tuple[Path, Path, dict[str, Any]], tmp_path: Path) -> tuple[Path, str]:
-    """A copy of the run that ended in round 4, and the hash it must end with."""
+    """Return a copy of the run that ended in round 4, and the expected hash."""
     _, run, whole = original
     return Path(shutil.copytree(run, tmp_path / "run")), whole["state_hash"]
 
@@ -71,14 +71,14 @@ def notes(folder: Path) -> str:
     return " ".join(event["message"] for event in RunFolder(folder).events() if event["event"] == "note")
 
 
-def test_resume_from_the_newest(broken_off: tuple[Path, str]) -> None:
+def test_resume_from_the_newest_checkpoint(broken_off: tuple[Path, str]) -> None:
     folder, expected = broken_off
     assert api.resume(folder)["state_hash"] == expected
     assert resumed_from(folder) == [3]
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(broken_off: tuple[Path, str], damage: str) -> None:
+def test_a_damaged_checkpoint_is_skipped(broken_off: tuple[Path, str], damage: str) -> None:
     folder, expected = broken_off
     newest = folder / "checkpoint" / "round-000003.polyfed"
     data = bytearray(newest.read_bytes())
@@ -99,7 +99,7 @@ def test_a_damaged_client_state_counts_as_a_damaged_checkpoint(broken_off: tuple
     assert resumed_from(folder) == [2]
 
 
-def test_without_any_whole_checkpoint_the_run_starts_again(broken_off: tuple[Path, str]) -> None:
+def test_without_a_valid_checkpoint_the_run_starts_again(broken_off: tuple[Path, str]) -> None:
     folder, expected = broken_off
     for path in (folder / "checkpoint").glob("*.polyfed"):
         path.write_bytes(path.read_bytes()[:100])
@@ -107,7 +107,7 @@ def test_without_any_whole_checkpoint_the_run_starts_again(broken_off: tuple[Pat
     assert resumed_from(folder) == []
 
 
-def test_the_checkpoint_before_is_whole_after_a_resume_too(broken_off: tuple[Path, str]) -> None:
+def test_the_previous_checkpoint_stays_valid_after_a_resume(broken_off: tuple[Path, str]) -> None:
     folder, expected = broken_off
     with pytest.raises(ZeroDivisionError):
         api.resume(folder, observers=[StopAfter(4)])  # resumed from 3, ended again before its next checkpoint
@@ -124,15 +124,15 @@ def test_a_finished_run_is_not_run_again(original: tuple[Path, Path, dict[str, A
     assert len(RunFolder(folder).events()) == lines
 
 
-def test_only_the_last_states_stay(original: tuple[Path, Path, dict[str, Any]]) -> None:
+def test_only_the_last_states_are_kept(original: tuple[Path, Path, dict[str, Any]]) -> None:
     states = [path.name.partition(".")[0] for path in (original[0] / "checkpoint" / "clients").iterdir()]
     assert len(states) == len(set(states)) <= 6
 
 
-def test_a_full_disk_leaves_the_old_checkpoint_whole(
+def test_a_full_disk_leaves_the_old_checkpoint_intact(
     original: tuple[Path, Path, dict[str, Any]], tmp_path: Path, launcher: Any
 ) -> None:
-    """The limit on file size stands for a full disk: writing fails in the same place with the same kind of error."""
+    """A limit on file size simulates a full disk: writes fail in the same place with the same kind of error."""
     run = launcher.start(setting(tmp_path / "run"), full_disk=2)
     assert run.wait() == 1
     assert "could not be written" in run.error and "\n" not in run.error

@@ -1,4 +1,4 @@
-"""A run that is killed at any moment and resumed ends with the bits of one that was not."""
+"""A run that is killed at any moment and resumed gives bit-identical results."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _whole(method: str, folder: Path) -> dict[str, Any]:
 
 
 def whole_run(method: str, factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The run that nothing happened to, on the serial engine."""
+    """Return the uninterrupted run on the serial engine."""
     return _whole(method, factory.getbasetemp())
 
 
@@ -125,7 +125,7 @@ def test_a_worker_killed_in_the_middle_of_a_round(
 
 
 def workers_of(pid: int) -> list[int]:
-    """The processes that were forked from this one's fork_servers."""
+    """Return the processes that were forked from this process's fork servers."""
 
     def children(parent: int) -> list[int]:
         tasks = Path(f"/proc/{parent}/task")
@@ -145,7 +145,7 @@ def cmdline(pid: int) -> bytes:
         return b""
 
 
-def test_ctrl_c_ends_after_the_round_with_a_whole_checkpoint(
+def test_ctrl_c_ends_after_the_round_with_a_checkpoint(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, launcher: Any, events_of: Any
 ) -> None:
     out = tmp_path / "stopped"
@@ -160,7 +160,7 @@ def test_ctrl_c_ends_after_the_round_with_a_whole_checkpoint(
     assert len(events.of("round")) == ROUNDS  # nothing was done twice
 
 
-def test_two_processes_do_not_work_on_one_folder(tmp_path: Path) -> None:
+def test_two_processes_cannot_use_one_folder(tmp_path: Path) -> None:
     from polyfed.errors import RunError
     from polyfed.runs.folder import RunFolder
 

@@ -1,4 +1,4 @@
-"""The account against the exact cost of Gaussian releases, which is known in closed form."""
+"""The accountant compared with the exact cost of Gaussian releases."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from polyfed.guards.sensitivity import classic_multiplier
 
 
 def exact_delta(epsilon: float, multiplier: float, releases: int) -> float:
-    """Balle and Wang 2018, Theorem 8, of k releases, which are one of deviation sigma / sqrt(k)."""
+    """Balle and Wang 2018, Theorem 8. k releases are one with standard deviation sigma / sqrt(k)."""
     mu = math.sqrt(releases) / multiplier
     lost = math.exp(epsilon + norm.logcdf(-mu / 2 - epsilon / mu))
     return float(norm.cdf(mu / 2 - epsilon / mu) - lost)
@@ -25,7 +25,7 @@ def exact_delta(epsilon: float, multiplier: float, releases: int) -> float:
     epsilon=st.floats(0.05, 40), delta=st.sampled_from([1e-3, 1e-5, 1e-7]), releases=st.sampled_from([1, 2, 10, 300])
 )
 @settings(max_examples=25, deadline=None)
-def test_noise_is_calibrated_to_the_account(epsilon: float, delta: float, releases: int) -> None:
+def test_calibrated_noise_matches_the_accountant(epsilon: float, delta: float, releases: int) -> None:
     multiplier = accountant.multiplier(epsilon, delta, releases)
     spent = accountant.epsilon([(multiplier, releases)], delta)
     assert epsilon - 1e-6 <= spent <= epsilon
@@ -34,7 +34,7 @@ def test_noise_is_calibrated_to_the_account(epsilon: float, delta: float, releas
 
 @given(multiplier=st.floats(0.3, 60), releases=st.integers(1, 500), delta=st.sampled_from([1e-3, 1e-5, 1e-8]))
 @settings(max_examples=25, deadline=None)
-def test_the_account_is_a_bound_and_a_close_one(multiplier: float, releases: int, delta: float) -> None:
+def test_the_accountant_is_a_tight_bound(multiplier: float, releases: int, delta: float) -> None:
     spent = accountant.epsilon([(multiplier, releases)], delta)
     assert exact_delta(spent, multiplier, releases) <= delta
     if 0.1 < spent < 100:
@@ -51,8 +51,8 @@ def test_releases_compose() -> None:
     assert accountant.epsilon([], 1e-5) == accountant.epsilon([(1.0, 0)], 1e-5) == 0
 
 
-def test_what_the_paper_calls_epsilon_one_is_twelve_over_fifty_rounds() -> None:
-    """5,000 samples, epsilon 1 per release, 50 rounds of 2 releases: 12.7 by zCDP, of which the account is a part."""
+def test_epsilon_one_per_release_is_twelve_over_fifty_rounds() -> None:
+    """5,000 samples, epsilon 1 per release, 50 rounds of 2 releases: 12.7 by zCDP; the accountant is tighter."""
     multiplier, delta = classic_multiplier(1.0, 1 / 5000), 1 / 5000
     rho = 100 / (2 * multiplier**2)
     by_zcdp = rho + 2 * math.sqrt(rho * math.log(1 / delta))
@@ -60,12 +60,12 @@ def test_what_the_paper_calls_epsilon_one_is_twelve_over_fifty_rounds() -> None:
     assert 11 < accountant.epsilon([(multiplier, 100)], delta) < by_zcdp
 
 
-def test_the_classic_noise_costs_no_more_than_it_says() -> None:
+def test_the_classic_noise_costs_at_most_its_epsilon() -> None:
     assert classic_multiplier(0.5, 1e-5) == pytest.approx(9.6896, abs=1e-4)
     for epsilon in (0.25, 0.5, 1.0):
         assert exact_delta(epsilon, classic_multiplier(epsilon, 1e-5), 1) <= 1e-5
 
 
-def test_a_budget_that_no_noise_can_keep_is_refused() -> None:
+def test_an_impossible_budget_is_refused() -> None:
     with pytest.raises(InputError, match=r"epsilon 1e-08 at delta 1e-05 over 500 releases needs too much noise"):
         accountant.multiplier(1e-8, 1e-5, 500)

@@ -1,4 +1,4 @@
-"""Clipping and noise as functions of values."""
+"""Clipping and noise."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_clipped_rows(seed: int, rows: int, width: int, clip: float) -> None:
     assert torch.allclose(clipped * before[:, None], values * after[:, None])  # and the direction stays
 
 
-def test_a_row_of_zeros_stays() -> None:
+def test_a_row_of_zeros_does_not_change() -> None:
     assert torch.equal(clip_rows(torch.zeros(1, 3), 0.5), torch.zeros(1, 3))
 
 
@@ -38,8 +38,8 @@ def test_two_clipped_values_are_at_most_two_clips_apart() -> None:
     assert float((far[0] - far[1]).norm()) == pytest.approx(3.0)
 
 
-def test_a_mean_of_clipped_samples_moves_by_two_clips_over_their_number() -> None:
-    """The bound behind min_count, reached: one of four samples is replaced by its opposite."""
+def test_sensitivity_of_a_mean_of_clipped_samples() -> None:
+    """The bound of min_count is reached if one of four samples is replaced by its opposite."""
     x = torch.tensor([[9.0, 0.0], [0.0, 9.0], [0.0, 9.0], [0.0, 9.0]])
     y = torch.zeros(4, dtype=torch.int64)
     other = x.clone()
@@ -58,7 +58,7 @@ def tree() -> Value:
     }
 
 
-def test_a_tree_is_one_row_and_comes_back() -> None:
+def test_a_tree_is_one_row() -> None:
     rows = as_rows("model", tree(), "message")
     assert rows.tolist() == [[1.0, 2.0, 3.0, 4.0, 0.5]]
     back = from_rows("model", tree(), rows * 2 - 3)
@@ -88,7 +88,7 @@ def test_rows_of_tensors_and_tables() -> None:
         (torch.tensor([1.0, float("nan")]), "field 'x' holds values that are not finite"),
     ],
 )
-def test_what_cannot_be_protected_is_refused(value: Value, said: str) -> None:
+def test_unprotectable_values_are_refused(value: Value, said: str) -> None:
     with pytest.raises(PrivacyError, match=said):
         as_rows("x", value, "message")
 
@@ -100,7 +100,7 @@ def test_noise_is_standard_normal() -> None:
     assert abs(np.corrcoef(drawn[:-1], drawn[1:])[0, 1]) < 0.01
 
 
-def test_noise_is_its_names_and_nothing_else() -> None:
+def test_noise_depends_on_its_name_only() -> None:
     drawn = gaussian(8, "secret", 1, "field")
     assert torch.equal(drawn, gaussian(8, "secret", 1, "field"))
     for name in (("other", 1, "field"), ("secret", 2, "field"), ("secret", "1", "field"), ("secret1", "field")):

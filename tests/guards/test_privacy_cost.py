@@ -1,4 +1,4 @@
-"""Counting releases: what may have left counts, what cannot have left does not."""
+"""Counting of releases: replies that may have been sent count."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from polyfed.guards.privacy_cost import count_releases, privacy_report
 from polyfed.guards.protections import Schedule, resolve
 
 
-def test_replies_that_were_lost_count_as_sent() -> None:
+def test_lost_replies_count_as_sent() -> None:
     protections = resolve({"model": PrivacyConfig(clip=1.0, noise=2.0)}, make({"name": "fedavg"}), Schedule(2))
     left = [{"client": "0", "fields": {"model": 8, "samples": 0}}, {"client": "1", "fields": {"samples": 0}}]
     failures = [

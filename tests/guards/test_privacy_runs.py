@@ -1,4 +1,4 @@
-"""Whole runs with protected fields: what the bytes that leave hold, on every engine, resumed or not."""
+"""Runs with protected fields: contents of messages on every engine, and after a resume."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from polyfed.training.samples import model_inputs
 @register("toy-telling")
 @dataclass(frozen=True)
 class Telling(Method):
-    """Sends all there is about a client's data, every round, and learns nothing: what is clean is known."""
+    """Sends a client's data every round without training, so that the clean values are known."""
 
     sends = Sends(up="everything", down="nothing")
     needs = replace(Method.needs, same_architecture=True)
@@ -97,7 +97,7 @@ def frames(folder: RunFolder, client: str) -> list[bytes]:
 
 @cache
 def victim(toy: ToyFederation, name: str) -> Client:
-    """A client with the model that it has all the time."""
+    """Return a client with its initial model, which never changes."""
     config: Config = toy.config()
     federation: SimulatedFederation = toy.federation(config)
     return federation.make_client(name)
@@ -110,7 +110,7 @@ def clean(toy: ToyFederation, name: str) -> Tensor:
 
 
 def held(toy: ToyFederation, name: str) -> list[bytes]:
-    """Pieces of what must not leave, as they would stand in a message: every row, every mean and every weight."""
+    """Return the byte patterns that must not be sent: every row, mean and weight."""
     client = victim(toy, name)
     means = client.class_means(client.model.features, client.profile.features)
     pieces = [*clean(toy, name), *means.values, *(w for w in weights_of(client.model).values() if w.numel() > 4)]
@@ -122,8 +122,8 @@ def guarded(toy: ToyFederation) -> tuple[RunFolder, dict[str, Any]]:
     return run(toy, ASKED)
 
 
-def test_without_privacy_the_bytes_hold_it_all(toy: ToyFederation) -> None:
-    """What the next test looks for is there to be found."""
+def test_without_privacy_messages_contain_the_data(toy: ToyFederation) -> None:
+    """The patterns that the next test searches for are found without privacy."""
     folder, result = run(toy, None)
     assert "privacy" not in result
     for name in ("0", "3"):
@@ -132,7 +132,7 @@ def test_without_privacy_the_bytes_hold_it_all(toy: ToyFederation) -> None:
     assert frames(folder, "1") == []
 
 
-def test_a_protected_field_never_leaves_as_it_is(
+def test_a_protected_field_is_never_sent_without_noise(
     toy: ToyFederation, guarded: tuple[RunFolder, dict[str, Any]]
 ) -> None:
     folder, result = guarded
@@ -151,8 +151,10 @@ def test_the_bytes_are_the_same_on_the_pool(toy: ToyFederation, guarded: tuple[R
         assert frames(folder, name) == frames(guarded[0], name)
 
 
-def test_the_noise_is_as_large_as_it_should_be(toy: ToyFederation, guarded: tuple[RunFolder, dict[str, Any]]) -> None:
-    """Row by row clipped to 0.5, so 1 is the sensitivity and 1.5 the deviation; the model as one row."""
+def test_the_noise_has_the_right_standard_deviation(
+    toy: ToyFederation, guarded: tuple[RunFolder, dict[str, Any]]
+) -> None:
+    """Rows are clipped to 0.5: the sensitivity is 1 and the standard deviation 1.5. The model is one row."""
     rows, weights = [], []
     for name in ("0", "3"):
         for frame in frames(guarded[0], name):
@@ -171,7 +173,7 @@ def test_the_noise_is_as_large_as_it_should_be(toy: ToyFederation, guarded: tupl
         assert abs(float(noise.mean())) < 4 * 1.5 / len(noise) ** 0.5
 
 
-def test_what_was_spent_is_in_the_result(guarded: tuple[RunFolder, dict[str, Any]]) -> None:
+def test_the_result_contains_the_privacy_cost(guarded: tuple[RunFolder, dict[str, Any]]) -> None:
     privacy = guarded[1]["privacy"]
     together = accountant.epsilon([(1.5, 2)] * 3, 1e-5)
     assert set(privacy["clients"]) == {"0", "1", "2", "3", "4"}
@@ -183,7 +185,7 @@ def test_what_was_spent_is_in_the_result(guarded: tuple[RunFolder, dict[str, Any
     assert privacy["unprotected"] == ["samples"] and privacy["no_guarantee"] == []
 
 
-def test_inspect_says_what_is_protected(
+def test_inspect_shows_what_is_protected(
     guarded: tuple[RunFolder, dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["inspect", str(guarded[0].path)]) == 0
@@ -198,7 +200,7 @@ def test_inspect_says_what_is_protected(
 
 
 class KilledError(Exception):
-    """What ends a run in the middle."""
+    """Ends a run in the middle."""
 
 
 @dataclass
@@ -216,7 +218,7 @@ class Killing:
     def note(self, sentence: str) -> None: ...
 
 
-def test_a_run_that_is_killed_and_resumed_neither_noises_nor_counts_twice(
+def test_a_resumed_run_adds_no_noise_or_cost_twice(
     toy: ToyFederation, guarded: tuple[RunFolder, dict[str, Any]]
 ) -> None:
     folder = RunFolder(toy.new_folder())
@@ -230,7 +232,7 @@ def test_a_run_that_is_killed_and_resumed_neither_noises_nor_counts_twice(
     assert result["privacy"] == guarded[1]["privacy"] and result["state_hash"] == guarded[1]["state_hash"]
 
 
-def test_epsilon_over_a_run_with_some_of_the_clients(toy: ToyFederation) -> None:
+def test_epsilon_with_partial_participation(toy: ToyFederation) -> None:
     asked = {"embeddings": {"clip": 1.0, "epsilon": 2.0, "delta": 1e-4}}
     _, result = run(toy, asked, rounds=4, participation=0.6)
     privacy = result["privacy"]
@@ -241,8 +243,8 @@ def test_epsilon_over_a_run_with_some_of_the_clients(toy: ToyFederation) -> None
     assert all(cost <= 2.0 for cost in costs.values()) and len(set(costs.values())) == len(set(releases))
 
 
-def test_no_release_beyond_the_plan(toy: ToyFederation) -> None:
-    """A step that runs twice a round is refused in the first round, and goes on where its releases are named."""
+def test_no_release_beyond_the_limit(toy: ToyFederation) -> None:
+    """A step that runs twice a round is refused, unless `releases` is set."""
     asked = {"embeddings": {"clip": 1.0, "epsilon": 2.0}}
     with ToyFederation(Telling, {"twice": True}) as other:
         with pytest.raises(PolyfedError, match=r"set privacy\.embeddings\.releases to how often"):
@@ -264,7 +266,7 @@ def test_means_of_clipped_samples(toy: ToyFederation) -> None:
     assert 0 < float(noise.abs().max()) < 6 * 0.002  # 0.01 x 2 x 0.5 / 5
 
 
-def test_min_count_is_refused_where_samples_were_not_clipped() -> None:
+def test_min_count_is_refused_without_clipped_samples() -> None:
     from polyfed.methods.fedproto import FedProto
 
     with (
@@ -274,8 +276,8 @@ def test_min_count_is_refused_where_samples_were_not_clipped() -> None:
         other.experiment(other.settings(privacy={"prototypes": {"clip": 1.0, "noise": 1.0, "min_count": 2}}))
 
 
-def test_an_update_is_clipped_relative_to_what_came_down(toy: ToyFederation) -> None:
-    """The client's model is not the one that was sent: the difference is brought to the clip, and stays near it."""
+def test_an_update_is_clipped_relative_to_the_received_model(toy: ToyFederation) -> None:
+    """The client's model differs from the one that was sent. The difference is clipped."""
     folder, _ = run(toy, {"model": {"clip": 0.5, "noise": 1e-9, "relative_to": "model"}})
     left = decode(frames(folder, "3")[0]).weights("model")
     federation = toy.federation(toy.config())
@@ -302,7 +304,7 @@ def test_measured_sensitivity_is_labelled_as_no_guarantee(
 
 
 def test_the_measured_sensitivity_of_a_sum_of_pixels(toy: ToyFederation) -> None:
-    """By hand: a feature that is 3 times the sum of all pixels moves by 3 |new - old| when one pixel changes."""
+    """A feature of 3 times the sum of all pixels changes by 3 |new - old| if one pixel changes."""
     own = toy.federation(toy.config()).make_client("0")
 
     class Sum(nn.Module):
@@ -323,13 +325,13 @@ def test_the_measured_sensitivity_of_a_sum_of_pixels(toy: ToyFederation) -> None
     assert found == pytest.approx(farthest, rel=1e-4)
 
 
-def test_looks_at_models_are_refused_beside_privacy(toy: ToyFederation) -> None:
+def test_probes_are_refused_with_privacy(toy: ToyFederation) -> None:
     for look in ("cka", "features"):
         with pytest.raises(InputError, match=f"evaluate.{look} is true and privacy is set"):
             toy.experiment(toy.settings(privacy=ASKED, evaluate={look: True}))
 
 
-def test_wrong_names_are_refused_before_anything_is_written(toy: ToyFederation) -> None:
+def test_unknown_fields_are_refused_before_anything_is_written(toy: ToyFederation) -> None:
     folder = toy.new_folder()
     with pytest.raises(InputError, match="sends no field 'embedings'; did you mean 'embeddings'"):
         toy.experiment(toy.settings(privacy={"embedings": NOISE}), folder)
@@ -338,7 +340,7 @@ def test_wrong_names_are_refused_before_anything_is_written(toy: ToyFederation) 
     assert not folder.exists()
 
 
-def test_a_secret_changes_the_noise_and_another_value_gets_another(toy: ToyFederation) -> None:
+def test_secret_and_value_change_the_noise(toy: ToyFederation) -> None:
     from polyfed.core.engine import Call
     from polyfed.guards.privacy import PrivacyGuard
 

@@ -1,4 +1,4 @@
-"""Protected fields over the messages of real sites: the same guard, with noise that only the site can tell."""
+"""Protected fields of real sites: the same guard, with secret noise."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from polyfed.runs.state_store import FolderStore
 ASKED: dict[str, Any] = {"prototypes": {"clip": 1.0, "epsilon": 8.0, "delta": 1e-5}}
 
 
-def test_sites_in_rehearsal_send_what_the_serial_engine_sends(tmp_path: Path) -> None:
+def test_rehearsing_sites_send_the_bytes_of_the_serial_engine(tmp_path: Path) -> None:
     setting = {**SETTING, "privacy": ASKED, "evaluate": {"every": 10, "record_uploads": ["ben"]}}
     link = make_sites(tmp_path, {name: rehearsal_setup(name) for name in ("ana", "ben")})
     over = run_over(link, setting, tmp_path / "over")
@@ -38,7 +38,7 @@ def test_sites_in_rehearsal_send_what_the_serial_engine_sends(tmp_path: Path) ->
     assert frames[0] == frames[1] and len(frames[0]) == 2
 
 
-def test_a_site_of_its_own_has_noise_that_the_seed_does_not_tell(tmp_path: Path) -> None:
+def test_noise_of_a_site_does_not_follow_from_the_seed(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(OWN_MODEL)
     model = str(tmp_path / "model.py")
     data = {name: own_data(tmp_path / "data" / name, k) for k, name in enumerate(("ana", "ben", "cleo"))}
@@ -60,7 +60,7 @@ EPSILON: dict[str, Any] = {**OWN_SETTING, "privacy": ASKED}  # of two releases, 
 
 
 def own_host(folder: Path, secret: str = "s" * 64, **changed: Any) -> Host:
-    """The site ana as it runs tasks, with a state folder that outlives it."""
+    """Return a host of the site ana with a persistent state folder."""
     (folder / "model.py").write_text(OWN_MODEL)
     config = parse({**EPSILON, **changed})
     made = load_site(config, "ana", own_data(folder / "data", 0), str(folder / "model.py"), cache=folder / "cache")
@@ -76,8 +76,8 @@ def asked(number: int) -> Call:
     return Call(number, number, ("train",), ("train",))
 
 
-def test_a_site_counts_releases_whatever_state_it_is_told_to_start_from(tmp_path: Path) -> None:
-    """The coordinator names the base; two releases were planned, so there is no third, after a restart either."""
+def test_a_site_counts_releases_independently_of_the_requested_state(tmp_path: Path) -> None:
+    """The coordinator names the base. Two releases are allowed, so a third is refused, also after a restart."""
     host, again = own_host(tmp_path), Task("ana", 0)
     first, second = host.handle(asked(1), again, shared()), host.handle(asked(2), again, shared())
     assert first.failure is None and second.failure is None and first.frame != second.frame
@@ -88,8 +88,8 @@ def test_a_site_counts_releases_whatever_state_it_is_told_to_start_from(tmp_path
         assert repeated.failure is None and repeated.frame == second.frame
 
 
-def test_runs_of_a_site_share_no_noise(tmp_path: Path) -> None:
-    """With the same noise of two deviations, the value would be (s2 a - s1 b) / (s2 - s1)."""
+def test_runs_of_a_site_have_different_noise(tmp_path: Path) -> None:
+    """If two standard deviations had the same noise, the value would be (s2 a - s1 b) / (s2 - s1)."""
     found = []
     for name, epsilon in (("a", 8.0), ("b", 4.0)):
         (tmp_path / name).mkdir()
@@ -104,7 +104,7 @@ def test_runs_of_a_site_share_no_noise(tmp_path: Path) -> None:
     assert s1 < s2 and float(guess.norm(dim=1).max()) > 2.0  # clipped rows have at most norm 1
 
 
-def test_a_state_is_told_by_a_digest_that_only_its_site_can_make(tmp_path: Path) -> None:
+def test_state_digests_are_keyed_by_the_site(tmp_path: Path) -> None:
     told = []
     for secret in ("", "s" * 64, "t" * 64):
         (tmp_path / f"of-{secret[:1]}").mkdir()
@@ -116,8 +116,8 @@ def test_a_state_is_told_by_a_digest_that_only_its_site_can_make(tmp_path: Path)
 
 
 @pytest.mark.parametrize("privacy", [ASKED, None])
-def test_clean_rows_are_nowhere_in_what_leaves_a_site(tmp_path: Path, privacy: dict[str, Any] | None) -> None:
-    """Not in the field, and not beside it; without privacy they are found. The state's digest is in neither."""
+def test_messages_of_a_site_do_not_contain_clean_rows(tmp_path: Path, privacy: dict[str, Any] | None) -> None:
+    """Without privacy, messages contain clean rows. The plain state digest is never sent."""
     (tmp_path / "model.py").write_text(OWN_MODEL)
     data = {name: own_data(tmp_path / "data" / name, k) for k, name in enumerate(("ana", "ben", "cleo"))}
     setups = {
@@ -141,7 +141,7 @@ def test_clean_rows_are_nowhere_in_what_leaves_a_site(tmp_path: Path, privacy: d
     assert not any(state.read_bytes()[4:36].hex().encode() in message for message in left)
 
 
-def test_check_says_what_will_be_protected(capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_shows_what_will_be_protected(capsys: pytest.CaptureFixture[str]) -> None:
     asked = "privacy={prototypes: {clip: 1.0, epsilon: 1.0, delta: 1e-5}}"
     assert main(["check", "quickstart", "rounds=3", asked]) == 0
     shown = " ".join(capsys.readouterr().out.split())

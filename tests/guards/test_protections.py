@@ -1,4 +1,4 @@
-"""What a config may ask for, what is refused before the first round, and how often a field may leave."""
+"""Privacy configs: validation before the first round, and release limits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def protection(method: str, field: str, schedule: Schedule | None = None, **aske
     return resolve(settings, make({"name": method}), schedule or Schedule(5))[0]
 
 
-def test_epsilon_is_that_of_the_whole_run() -> None:
+def test_epsilon_covers_all_rounds() -> None:
     whole = protection("fedproto", "prototypes", Schedule(5))
     assert whole.limit == whole.planned == 5 and whole.unit == "row" and whole.sensitivity == 2.0
     assert accountant.epsilon([(whole.multiplier, 5)], 1e-5) == pytest.approx(1.0, abs=1e-6)
@@ -30,7 +30,7 @@ def test_epsilon_is_that_of_the_whole_run() -> None:
     assert (given.multiplier, given.sigma, given.limit) == (3.0, 6.0, None)
 
 
-def test_rounds_that_may_be_repeated_and_a_finish_are_planned_for() -> None:
+def test_repeated_rounds_and_finish_are_included() -> None:
     assert protection("fedproto", "prototypes", Schedule(5, attempts=3)).planned == 15
     assert protection("ccvr", "statistics").limit == 6  # it has a finish
     once = protection("ccvr", "statistics", releases=1)
@@ -40,9 +40,11 @@ def test_rounds_that_may_be_repeated_and_a_finish_are_planned_for() -> None:
 
 def test_units_and_sensitivities() -> None:
     whole = protection("fedavg", "model")
-    assert whole.unit == "message" and whole.guarantee.startswith("any change of the client's data that leaves as it")
+    assert whole.unit == "message" and whole.guarantee.startswith(
+        "any change of the client's data that does not alter"
+    )
     told = protection("fedproto", "prototypes", unit="message").guarantee
-    assert told.endswith("as it is: which classes have a row, and how many samples are behind it")
+    assert told.endswith("without noise: which classes have a row, and how many samples are behind it")
     assert (
         protection("fedvtc", "deviation").guarantee == "any change of the client's data"
     )  # nothing leaves beside it
@@ -55,7 +57,7 @@ def test_units_and_sensitivities() -> None:
     assert measured.multiplier == pytest.approx(9.6896, abs=1e-4)  # Eq. 15: sqrt(2 ln(1.25 / 1e-5)) / 0.5
 
 
-def test_what_leaves_is_known_from_the_class() -> None:
+def test_uploaded_fields_follow_from_the_class() -> None:
     assert steps_by_field(make({"name": "fedavg"})) == {"model": ("train",), "samples": ("train",)}
     assert steps_by_field(make({"name": "fedproto"})) == {"prototypes": ("train",)}
     assert steps_by_field(make({"name": "local"})) == {}
@@ -113,7 +115,7 @@ def test_refused_when_a_config_is_read(asked: dict[str, Any], said: str) -> None
         parse({"privacy": {"prototypes": asked}})
 
 
-def test_one_clip_for_all_means_of_a_step() -> None:
+def test_means_of_one_step_need_one_bound() -> None:
     asked = {name: PrivacyConfig(clip=clip, noise=1.0, min_count=2) for name, clip in (("a", 1.0), ("b", 2.0))}
 
     from dataclasses import dataclass
@@ -129,7 +131,7 @@ def test_one_clip_for_all_means_of_a_step() -> None:
         resolve(asked, Two(), Schedule(1))
 
 
-def test_a_secret_is_made_once_and_only_for_its_owner(tmp_path: Any) -> None:
+def test_a_secret_is_created_once_and_private(tmp_path: Any) -> None:
     made = load_secret(tmp_path / "site")
     assert len(made) == 64 and load_secret(tmp_path / "site") == made != load_secret(tmp_path / "other")
     assert (tmp_path / "site" / "privacy.secret").stat().st_mode & 0o077 == 0

@@ -1,4 +1,4 @@
-"""A Ray of the tests' own: on loopback, small, in a short temporary folder, with its token there."""
+"""A small Ray cluster for the tests, on loopback and in a temporary folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STORE = 80 << 20  # bytes of a node's object store; Ray's smallest is 75 MB
 
 @pytest.fixture(scope="session")
 def ray_home() -> Iterator[Path]:
-    """Where Ray writes; the paths of its sockets must be short."""
+    """Return Ray's folder. The paths of its sockets must be short."""
     with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_TMPDIR", folder)
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
@@ -26,7 +26,7 @@ def ray_home() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def cluster(ray_home: Path) -> Iterator[Any]:
-    """One cluster for all tests here, of one node with two CPUs; engines find it and leave it as it is."""
+    """Start one cluster for all tests, with one node and two CPUs."""
     pytest.importorskip("ray")
     import ray
     from ray.cluster_utils import Cluster

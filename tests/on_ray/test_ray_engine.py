@@ -1,4 +1,4 @@
-"""The Ray engine's own promises: homes, thefts, order, states that are kept first, deaths, deadlines."""
+"""The Ray engine: affinity, work stealing, answer order, storage of states, deaths and timeouts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from polyfed.core.codec import decode, encode
 from polyfed.core.engine import Answer
 
 class Echo:
-    """Answers with what it got; does what its orders say first. Its state is a list of the calls it saw."""
+    """Returns what it received, after it did what the orders say. Its state is a list of calls."""
     def __init__(self, description, files, store):
         self.folder, self.store, self.live = description["folder"], store, {}
 
@@ -62,7 +62,7 @@ def make(description, files, store):
 
 
 class Asked:
-    """An engine whose workers answer with an echo, and which state every client is in."""
+    """An engine of echo workers, and the state version of every client."""
 
     def __init__(self, folder: Path, **more: Any) -> None:
         self.store = FolderStore(folder / "states")
@@ -95,7 +95,7 @@ class Asked:
 
 @pytest.fixture(scope="module")
 def asked(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
-    """One engine for all tests that leave its workers alive."""
+    """Return one engine for all tests that do not kill workers."""
     made = Asked(tmp_path_factory.mktemp("echo"))
     yield made
     made.engine.close()
@@ -109,21 +109,21 @@ def names(letter: str, count: int, **order: Any) -> dict[str, Mapping[str, Any]]
     return {f"{letter}{k}": order for k in range(count)}
 
 
-def test_answers_come_in_the_order_of_the_tasks_whatever_finishes_first(asked: Asked) -> None:
+def test_answers_come_in_task_order(asked: Asked) -> None:
     orders = {f"a{k}": {"sleep": 0.05 * (5 - k)} for k in range(6)}
     answers = asked.ask(orders)
     assert list(answers) == list(orders)
     assert all(decode(a.frame).number("shared") == asked.number for a in answers.values())
 
 
-def test_clients_stay_with_their_actor_which_needs_no_state(asked: Asked) -> None:
+def test_clients_stay_with_their_actor(asked: Asked) -> None:
     first = asked.ask(names("b", 4, sleep=0.03))
     second = asked.ask(names("b", 4, sleep=0.03))
     assert pids(second) == pids(first) and len(set(pids(first).values())) == 2
     assert all(decode(answer.frame)["held"] for answer in second.values())
 
 
-def test_an_idle_actor_takes_over_with_the_state_along(asked: Asked) -> None:
+def test_an_idle_actor_gets_the_state_with_the_task(asked: Asked) -> None:
     asked.ask(names("d", 12, sleep=0.03))
     before = asked.number
     # half of them belong to one actor, which is held up by d0; two or three are with it already
@@ -134,12 +134,12 @@ def test_an_idle_actor_takes_over_with_the_state_along(asked: Asked) -> None:
     assert moved and all(asked.state(name) == f" {before} {asked.number}" for name in answers)
 
 
-def test_a_state_is_kept_before_its_answer_counts(asked: Asked) -> None:
+def test_a_state_is_stored_before_its_answer_is_accepted(asked: Asked) -> None:
     for answer in asked.answers(names("e", 5)):
         assert asked.store.read(answer.client, asked.number).decode() == f" {asked.number}"
 
 
-def test_a_state_that_was_let_go_is_sent_along(asked: Asked) -> None:
+def test_a_dropped_state_is_sent_with_the_task(asked: Asked) -> None:
     asked.ask(names("f", 3, forget=True))
     before = asked.number
     answers = asked.ask(names("f", 3))
@@ -147,7 +147,7 @@ def test_a_state_that_was_let_go_is_sent_along(asked: Asked) -> None:
     assert [asked.state(name) for name in answers] == [f" {before} {asked.number}"] * 3
 
 
-def test_what_nobody_needs_any_more_is_discarded(asked: Asked) -> None:
+def test_unneeded_states_are_discarded(asked: Asked) -> None:
     asked.ask(names("g", 1))
     first = asked.number
     asked.number += 1
@@ -156,7 +156,7 @@ def test_what_nobody_needs_any_more_is_discarded(asked: Asked) -> None:
     assert not asked.store.path("g0", first).exists() and asked.store.path("g0", asked.number).exists()
 
 
-def test_a_state_that_is_gone_is_a_failure_of_storage(asked: Asked) -> None:
+def test_a_missing_state_is_a_storage_failure(asked: Asked) -> None:
     asked.versions["h0"] = 999
     answers = asked.ask(names("h", 2))
     failure = answers["h0"].failure
@@ -164,14 +164,14 @@ def test_a_state_that_is_gone_is_a_failure_of_storage(asked: Asked) -> None:
     assert answers["h1"].failure is None
 
 
-def test_large_payloads_both_ways(asked: Asked) -> None:
+def test_large_payloads_in_both_directions(asked: Asked) -> None:
     block = torch.arange(1_000_000, dtype=torch.float32)
     answers = asked.ask({f"i{k}": {"payload": block + k} for k in range(6)})
     for k, answer in enumerate(answers.values()):
         assert torch.equal(decode(answer.frame).tensor("payload"), block + k)
 
 
-def test_a_caller_that_stops_listening_leaves_nothing_behind(asked: Asked) -> None:
+def test_a_caller_may_stop_in_the_middle_of_a_call(asked: Asked) -> None:
     answers = asked.answers(names("j", 6, sleep=0.03))
     assert next(answers).client == "j0"
     answers.close()  # type: ignore[attr-defined]
@@ -180,7 +180,7 @@ def test_a_caller_that_stops_listening_leaves_nothing_behind(asked: Asked) -> No
     assert [asked.state(name) for name in again] == [f" {asked.number}"] * 6
 
 
-def test_memory_of_the_actors_is_counted(asked: Asked) -> None:
+def test_actor_memory_is_counted(asked: Asked) -> None:
     asked.ask(names("k", 2))
     assert asked.engine.peak_memory() > 100 << 20  # two processes with torch
 
@@ -199,7 +199,7 @@ def test_actors_that_die_in_a_call_and_between_calls_are_replaced(asked: Asked) 
     assert [asked.state(name) for name in third] == [f" {first} {first + 1} {first + 2}"] * 4
 
 
-def test_a_client_that_keeps_killing_actors_and_one_that_is_late_are_left_out(asked: Asked) -> None:
+def test_clients_that_kill_actors_or_time_out_fail(asked: Asked) -> None:
     asked.engine.timeout = 0.8
     answers = asked.ask({**names("m", 4), "m1": {"die": 99}, "m2": {"sleep": 60.0}})
     asked.engine.timeout = None
@@ -218,7 +218,7 @@ def test_more_workers_than_fit_are_refused() -> None:
     assert Cluster(None, None, WorkerResources(0.5, 0.0)).worker_count(None, 3) == 3
 
 
-def test_a_worker_that_cannot_be_set_up_says_why(asked: Asked, tmp_path: Path) -> None:
+def test_a_failed_setup_is_reported(asked: Asked, tmp_path: Path) -> None:
     asked.engine.stop()  # there is room for two workers only
     broken = Asked(tmp_path, workers=1, description={"broken": True})
     with pytest.raises(RunError, match="ValueError: no such thing"):

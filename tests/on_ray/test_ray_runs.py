@@ -1,4 +1,4 @@
-"""Whole runs on Ray: the bits of the serial engine, whatever dies, closed to others, and gone when stopped."""
+"""Runs on Ray: bit-identical to the serial engine, robust to deaths, on loopback only, and without leftovers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_ray_equals_serial(method: str | dict[str, Any], workers: int, tmp_path:
 
 
 class Kills:
-    """An observer that does away with something in the middle of a round: once its first client's state is kept."""
+    """An observer that kills something in the middle of a round, after its first client's state is stored."""
 
     def __init__(self, states: Path, what: dict[int, Callable[[], object]]) -> None:
         self._states = states
@@ -86,8 +86,8 @@ class Kills:
             thread.join()
 
 
-def test_an_actor_and_then_a_node_die_in_the_middle_of_rounds(tmp_path: Path, cluster: Any) -> None:
-    """What they had runs elsewhere from the states on the driver's disk, and ends with the same bits."""
+def test_an_actor_and_a_node_die_in_the_middle_of_rounds(tmp_path: Path, cluster: Any) -> None:
+    """Their tasks run elsewhere from the states on the driver's disk, with bit-identical results."""
     import ray
 
     node = cluster.add_node(num_cpus=1, object_store_memory=80 << 20)
@@ -115,7 +115,7 @@ def test_an_actor_and_then_a_node_die_in_the_middle_of_rounds(tmp_path: Path, cl
 
 
 def descendants(parent: int) -> dict[int, str]:
-    """The commands of all processes that a process started, and that those started."""
+    """Return the commands of all descendants of a process."""
     found: dict[int, str] = {}
     try:
         for task in Path(f"/proc/{parent}/task").iterdir():
@@ -128,7 +128,7 @@ def descendants(parent: int) -> dict[int, str]:
 
 
 def listening(pids: Iterable[int]) -> set[str]:
-    """The local addresses at which processes wait for connections, as the kernel writes them."""
+    """Return the local addresses on which processes listen."""
     sockets = set()
     for entry in (entry for pid in pids for entry in Path("/proc").glob(f"{pid}/fd/*")):
         with contextlib.suppress(OSError):
@@ -138,14 +138,14 @@ def listening(pids: Iterable[int]) -> set[str]:
 
 
 def command_of(pid: int) -> str:
-    """Empty when there is no such process, or it has ended and nobody asked how."""
+    """Return an empty string if the process does not exist or is a zombie."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
     except OSError:
         return ""
 
 
-def test_a_run_with_a_ray_of_its_own_is_closed_to_others_leaves_no_process_and_goes_on(
+def test_a_local_ray_listens_on_loopback_leaves_no_process_and_resumes(
     tmp_path: Path, cluster: Any, ray_home: Path
 ) -> None:
     out, setting = tmp_path / "stopped", {**SETTING, "method": "lg-fedavg", "rounds": 20, "seed": 1}
@@ -162,9 +162,9 @@ def test_a_run_with_a_ray_of_its_own_is_closed_to_others_leaves_no_process_and_g
         started = descendants(process.pid)
         places = listening([process.pid, *started])
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
-    assert process.returncode == 130 and "polyfed resume" in said
-    assert "ray" not in said.replace(str(tmp_path), "").lower()  # it says nothing of its own
+        _, message = process.communicate(timeout=60)
+    assert process.returncode == 130 and "polyfed resume" in message
+    assert "ray" not in message.replace(str(tmp_path), "").lower()  # it says nothing of its own
     assert places and places <= {"0100007F", "0000000000000000FFFF00000100007F"}  # 127.0.0.1, both ways
     assert any("raylet" in command for command in started.values())
     assert any(command.startswith("ray::Actor") for command in started.values())
@@ -194,7 +194,7 @@ raise SystemExit(main())
 """
 
 
-def test_without_ray_the_extra_is_named_and_nothing_is_written(tmp_path: Path) -> None:
+def test_without_ray_the_extra_is_named(tmp_path: Path) -> None:
     arguments = ["run", "quickstart", "engine.name=ray", "--out", str(tmp_path / "run")]
     ended = subprocess.run([sys.executable, "-c", WITHOUT, *arguments], capture_output=True, text=True)
     assert ended.returncode == InputError.exit_code

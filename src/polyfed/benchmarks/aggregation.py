@@ -68,7 +68,7 @@ def _one_round(clients: int) -> dict[str, float]:
         data = images("aggregation", clients * SAMPLES_EACH, SIZE, folder / "cache")
         federation = simulation.build_federation(config, data=data)
         roster = federation.profiles()
-        federation.check(roster)
+        federation.check_needs(roster)
         engine = make_engine(federation, folder / "states", folder / "federation")
         try:
             door, server = Door(federation.method, engine, roster), federation.server(roster)

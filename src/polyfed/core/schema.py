@@ -141,11 +141,11 @@ class WeightsField(Field):
 
     def check(self, name: str, header: MessageHeader, context: CheckContext) -> None:
         expected = _expected(getattr(context.profile, self.of))
-        found = _inside(name, header)
+        actual = _inside(name, header)
         for path in (*header.scalars, *header.empty):
             if path == name or path.startswith(name + "/"):
                 raise PayloadError(f"field '{name}' holds something other than named tensors: '{path}'")
-        _check_layout(name, found, expected, f"the client's {self.of}")
+        _check_layout(name, actual, expected, f"the client's {self.of}")
 
 
 @dataclass(frozen=True)
@@ -247,16 +247,16 @@ def _expected(layout: Layout) -> dict[str, TensorHeader]:
 
 
 def _check_layout(
-    name: str, found: Mapping[str, TensorHeader], expected: Mapping[str, TensorHeader], of: str
+    name: str, actual: Mapping[str, TensorHeader], expected: Mapping[str, TensorHeader], of: str
 ) -> None:
-    for tensor in sorted(expected.keys() | found.keys()):
-        if tensor not in found:
+    for tensor in sorted(expected.keys() | actual.keys()):
+        if tensor not in actual:
             raise PayloadError(f"field '{name}' lacks '{tensor}' of {of}")
         if tensor not in expected:
             raise PayloadError(f"field '{name}' has '{tensor}', which {of} does not")
-        if found[tensor] != expected[tensor]:
-            was, want = found[tensor], expected[tensor]
+        if actual[tensor] != expected[tensor]:
+            actual_tensor, want = actual[tensor], expected[tensor]
             raise PayloadError(
-                f"field '{name}' has '{tensor}' of shape {was.shape} ({was.dtype}), "
+                f"field '{name}' has '{tensor}' of shape {actual_tensor.shape} ({actual_tensor.dtype}), "
                 f"expected {want.shape} ({want.dtype})"
             )

@@ -1,4 +1,4 @@
-"""Class tables: rows that exist, means by hand, carry-over."""
+"""Class tables: rows, means and updates."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def test_mean_over_clients_by_hand() -> None:
     assert plain.values.dtype == torch.float32
 
 
-def test_mean_of_nobody_has_no_rows() -> None:
+def test_mean_of_no_tables_has_no_rows() -> None:
     nothing = mean_over_clients([], width=7)
     assert len(nothing) == 0
     assert nothing.width == 7
     assert len(mean_over_clients([ClassTable.empty(7)], width=7)) == 0
 
 
-def test_rows_of_absent_classes_are_carried_over() -> None:
+def test_missing_classes_keep_their_rows() -> None:
     old = table({0: [1.0, 1.0], 3: [2.0, 2.0]})
     new = old.updated(table({1: [5.0, 5.0], 3: [9.0, 9.0]}))
     assert new.classes.tolist() == [0, 1, 3]
@@ -63,7 +63,7 @@ def test_reading_a_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("classes", "values", "counts", "said"),
+    ("classes", "values", "counts", "message"),
     [
         ([0, 1], torch.zeros(3, 2), None, "2 classes has values of shape"),
         ([0, 1], torch.zeros(2), None, "values of shape"),
@@ -73,10 +73,10 @@ def test_reading_a_table() -> None:
         ([0, 1], torch.zeros(2, 2), [1, 0], "at least one sample"),
     ],
 )
-def test_impossible_tables_are_refused(
-    classes: list[int], values: torch.Tensor, counts: list[int] | None, said: str
+def test_invalid_tables_are_refused(
+    classes: list[int], values: torch.Tensor, counts: list[int] | None, message: str
 ) -> None:
-    with pytest.raises(PayloadError, match=said):
+    with pytest.raises(PayloadError, match=message):
         ClassTable(torch.tensor(classes), values, None if counts is None else torch.tensor(counts))
 
 
@@ -105,6 +105,6 @@ def test_class_means_equal_numpy_for_any_split_into_batches(
         np.testing.assert_allclose(row.numpy(), vectors[marks == c].astype(np.float64).mean(0), rtol=1e-6, atol=1e-7)
 
 
-def test_class_means_of_nothing() -> None:
+def test_class_means_without_samples() -> None:
     empty = ClassMeans(5).table(3)
     assert (len(empty), empty.width) == (0, 3)
