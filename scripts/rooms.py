@@ -50,7 +50,7 @@ ROOMS: dict[str, Room] = {
     "__init__": _room("the public Python interface: `import polyfed`", "api comparison core models"),
     "api": _room(
         "`polyfed.run` and the other functions that mirror commands",
-        "config core data engines experiment federation runs trackers",
+        "config core data experiment federation runs trackers",
     ),
     "experiment": _room(
         "the loop over rounds, with checkpoints, events and results",

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyfed.config import Config, loading, parse
-from polyfed.engines.fork_server import WORKER
 from polyfed.errors import InputError
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.records import Result
@@ -39,16 +38,15 @@ def run(
     """
     from polyfed.data.dataset import Dataset
 
-    if os.environ.get(WORKER):
-        raise InputError(
-            "polyfed.run was called while a worker imported this file; put the call under if __name__ == '__main__':"
-        )
+    if "polyfed.federation.user_imports" in sys.modules:  # otherwise no user code is being imported; it needs torch
+        from polyfed.federation.user_imports import check_no_nested_run
+
+        check_no_nested_run()
     raw = loading.unshared_copy(source) if isinstance(source, Mapping) else loading.read_source(source)
     for key, value in overrides.items():
         loading.set_key(raw, [key], value, key)
     if method is not None:
         raw["method"] = _method_entry(method)
-        raw["imports"] = [*raw.get("imports", []), *_method_imports(method)]
     if isinstance(data, Dataset):
         # record its cache folder, so that `resume` can open it again
         loading.set_key(raw, ["data", "dataset"], data.name, "data")
@@ -56,7 +54,7 @@ def run(
     elif data is not None:
         loading.set_key(raw, ["data"], dict(data), "data")
     return run_config(
-        parse(raw),
+        _with_user_code(parse(raw)),
         out=Path(out) if out else None,
         data=data if isinstance(data, Dataset) else None,
         observers=observers,
@@ -119,6 +117,7 @@ def execute(opened: OpenedRun, *, data: Dataset | None = None, observers: Sequen
     if config.engine.name == "flower":
         raise InputError("engine flower reaches sites on other machines; start it with polyfed serve")
     tracking = trackers.create_trackers(config.track)
+    _import_user_code(config, folder)
     federation = simulation.build_federation(config, data=data)
 
     def note(sentence: str) -> None:
@@ -131,7 +130,8 @@ def execute(opened: OpenedRun, *, data: Dataset | None = None, observers: Sequen
     with trackers.track_run(config.track, tracking, note) as tracker_observers:
         experiment = Experiment(federation, folder, [*observers, *tracker_observers])
         if not opened.exists:
-            folder.create({**config.to_dict(), "name": config.run_name, "versions": versions()})
+            settings = {**config.to_dict(), "name": config.run_name, "versions": versions()}
+            folder.create(settings, config.user_code)
         return experiment.run()
 
 
@@ -142,7 +142,7 @@ def run_path(config: Config, out: Path | None = None) -> Path:
 
 def read_config(folder: RunFolder) -> Config:
     """Read the config of an existing run."""
-    return parse(folder.config(), str(folder.config_file))
+    return parse(folder.config(), str(folder.config_file)).with_user_code(folder.user_code())
 
 
 def _method_entry(method: Any) -> Any:
@@ -151,26 +151,40 @@ def _method_entry(method: Any) -> Any:
         return {"name": method}
     if isinstance(method, Mapping):
         return dict(method)
-    fields = {} if isinstance(method, type) else dataclasses.asdict(method)
-    return {"name": method.name, **fields}
-
-
-def _method_imports(method: Any) -> list[str]:
-    """Return the file or module that a worker must import to register this method."""
-    if isinstance(method, str | Mapping):
-        return []
     cls: Any = method if isinstance(method, type) else type(method)
     if not cls.name:
         raise InputError(f'the method {cls.__qualname__} has no name; put @register("name") above its class')
-    if cls.__module__.startswith("polyfed."):
-        return []
-    if cls.__module__ != "__main__":
-        return [cls.__module__]
-    import __main__
+    fields = {} if isinstance(method, type) else dataclasses.asdict(method)
+    return {"name": cls.name, **fields}
 
-    file = getattr(__main__, "__file__", None)
-    if file is None or not Path(file).exists():
-        raise InputError(
-            f"the method {cls.__qualname__} was defined where no worker can import it; put it into a file"
-        )
-    return [str(Path(file).resolve())]
+
+def _with_user_code(config: Config) -> Config:
+    """Return the config with the code that workers need to know its models and method."""
+    if "torch" not in sys.modules:
+        return config  # nothing can have been registered
+    from polyfed.federation.user_code import collect_user_code
+
+    try:
+        code = collect_user_code(config)
+    except InputError:
+        if config.engine.name == "serial":
+            return config  # everything is in this process
+        raise
+    imports = list(dict.fromkeys([*config.imports, *code.imports]))
+    return config.model_copy(update={"imports": imports}).with_user_code(code.source)
+
+
+def _import_user_code(config: Config, folder: RunFolder) -> None:
+    """Import the user code of a run that is resumed, unless this process has the same code."""
+    from polyfed.federation.user_code import collect_user_code
+    from polyfed.federation.user_imports import import_user_file, import_user_modules
+
+    if not config.user_code:
+        return
+    import_user_modules(config.imports)
+    try:
+        present = collect_user_code(config).source
+    except InputError:
+        present = ""
+    if present != config.user_code:
+        import_user_file(folder.user_code_file.resolve())

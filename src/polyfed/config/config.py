@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, PrivateAttr, ValidationError, field_validator
 
 from polyfed.config.loading import apply_overrides, read_source
 from polyfed.config.sections import (
@@ -52,6 +52,7 @@ class Config(Section):
     imports: list[str] = Field(default_factory=list)  # modules or files that register methods and models
     track: list[str] = Field(default_factory=list)  # trackers: tensorboard, mlflow, wandb, or module:Class
     seed: int = Field(0, ge=0)
+    _user_code: str = PrivateAttr("")
 
     @field_validator("name")
     @classmethod
@@ -95,6 +96,17 @@ class Config(Section):
     def from_dict(cls, entries: Mapping[str, Any]) -> Config:
         """Load a complete config that `to_dict` returned. Workers use this: no defaults have to be looked up."""
         return cls.model_validate(entries)
+
+    @property
+    def user_code(self) -> str:
+        """Source of the module that registers the user's models and methods in workers."""
+        return self._user_code
+
+    def with_user_code(self, source: str) -> Config:
+        """Return a copy with the source of the module that workers import."""
+        copy = self.model_copy()
+        copy._user_code = source
+        return copy
 
     def to_dict(self) -> dict[str, Any]:
         """Return all settings including defaults, under the keys of a config file."""

@@ -198,7 +198,10 @@ class _PoolCall:
                     self._scheduler.timed_out(worker.index, list(worker.running), self._timeout)
 
     def _worker_died(self, worker: _Worker) -> None:
-        """Replace a worker that died and queue its tasks again."""
+        """Replace a worker that died and queue its tasks again. Raise RunError if it could not be set up."""
+        with contextlib.suppress(EOFError, OSError):
+            while not worker.ready and worker.connection.poll():
+                worker.receive()
         self._pool.replace(worker)
         self._scheduler.worker_died(worker.index, list(worker.running))
 

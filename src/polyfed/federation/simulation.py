@@ -27,7 +27,7 @@ from polyfed.data import partition as partitions
 from polyfed.data import partition_file
 from polyfed.data.partition_file import Partition
 from polyfed.errors import InputError, RunError
-from polyfed.federation import model_assignment
+from polyfed.federation import model_assignment, user_code
 from polyfed.federation.client_metadata import client_metadata
 from polyfed.federation.server_federation import ServerFederation
 from polyfed.federation.user_imports import import_user_modules
@@ -36,6 +36,7 @@ from polyfed.runs.folder import RunFolder
 from polyfed.runs.state_store import FolderStore
 from polyfed.training import Samples
 
+USER_CODE = "user_code.py"
 HOST_FACTORY = "polyfed.federation.simulation:host_from_description"
 
 
@@ -122,12 +123,16 @@ class SimulatedFederation(ServerFederation):
         parts = [*self.partition.train, *self.partition.test, *(self.matched_test or ())]
         np.save(folder / "indices.npy", np.concatenate([np.asarray(p, np.int64) for p in parts]))
         np.save(folder / "offsets.npy", np.cumsum([0, *(len(p) for p in parts)]))
+        (folder / USER_CODE).write_text(self.config.user_code)
         return {
             "config": self.config.to_dict(),
             "dataset": str(self.dataset.folder),
             "indices": str(folder),
             "specs": [spec.to_json() for spec in self.specs],
             "imports": [*self.config.imports, *self._catalogue_modules()],
+            "own_models": {
+                name: user_code.fingerprint(own.factory) for name, own in user_code.own_models(self.config).items()
+            },
             "search": sys.path,
             "store": "",
             # calibrated once, here: workers need no privacy accountant
@@ -149,6 +154,9 @@ class SimulatedFederation(ServerFederation):
         sys.path[:] = description["search"]
         import_user_modules(description["imports"])
         folder = Path(description["indices"])
+        if (folder / USER_CODE).stat().st_size:
+            import_user_modules([str(folder / USER_CODE)])
+        user_code.check_models(description["own_models"])
         indices = np.load(folder / "indices.npy", mmap_mode="r")
         offsets = np.load(folder / "offsets.npy")
         parts = [indices[start:end] for start, end in itertools.pairwise(offsets)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -49,12 +49,19 @@ class ModelInfo:
 
 
 @dataclass(frozen=True)
-class _Own:
+class OwnModel:
+    """A model that the user registered."""
+
     factory: Callable[..., nn.Module]
     head: str | None
 
 
-_registered: dict[str, _Own] = {}
+_registered: dict[str, OwnModel] = {}
+
+
+def registered_models() -> Mapping[str, OwnModel]:
+    """Return the models that the user registered in this process, by name."""
+    return _registered
 
 
 def names() -> list[str]:
@@ -77,7 +84,7 @@ def register(name: str, factory: Callable[..., nn.Module], *, head: str | None =
         )
     if not callable(factory):
         raise InputError(f"Model '{name}': the factory is a {type(factory).__name__}; expected a function.")
-    _registered[name] = _Own(factory, head)
+    _registered[name] = OwnModel(factory, head)
     _describe_at.cache_clear()
 
 
@@ -160,7 +167,7 @@ def _pooled_shape(spec: ModelSpec, shape: tuple[int, int, int]) -> tuple[int, in
     return shape[0], min(shape[1], spec.pool_input), min(shape[2], spec.pool_input)
 
 
-def _build_own(spec: ModelSpec, own: _Own, shape: Shape, classes: int) -> SplitModel:
+def _build_own(spec: ModelSpec, own: OwnModel, shape: Shape, classes: int) -> SplitModel:
     offered = {
         "shape": shape,
         "classes": classes,

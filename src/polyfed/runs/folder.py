@@ -54,6 +54,10 @@ class RunFolder:
         return self.path / "clients.json"
 
     @property
+    def user_code_file(self) -> Path:
+        return self.path / "user_code.py"
+
+    @property
     def lock_file(self) -> Path:
         return self.path / ".lock"
 
@@ -89,6 +93,15 @@ class RunFolder:
             raise InputError(f"{self.config_file} does not hold a config")
         return config
 
+    def user_code(self) -> str:
+        """Return the source of the user's models and methods that are in no other file."""
+        try:
+            return self.user_code_file.read_text()
+        except FileNotFoundError:
+            return ""
+        except (OSError, ValueError) as error:
+            raise InputError(f"{self.user_code_file} cannot be read: {error}") from None
+
     def result(self) -> Result | None:
         """Return the result of a finished run, or None if the run has not finished."""
         try:
@@ -112,14 +125,19 @@ class RunFolder:
 
     # writing
 
-    def create(self, config: dict[str, Any]) -> None:
-        """Create the folder with its `config.yaml`. Raise `RunError` if another process was faster."""
+    def create(self, config: dict[str, Any], user_code: str = "") -> None:
+        """Create the folder with its `config.yaml`, and with `user_code.py` if there is user code.
+
+        Raise `RunError` if another process was faster.
+        """
         if self.exists():
             raise RunError(f"another process has just created the run folder {self.path}; run the same command again")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"the run folder {self.path} cannot be created: {error.strerror}") from None
+        if user_code:
+            write_atomically(self.user_code_file, user_code.encode())
         write_atomically(self.config_file, yaml.safe_dump(config, sort_keys=False).encode())
 
     def write_result(self, result: dict[str, Any]) -> None:
