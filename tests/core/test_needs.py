@@ -17,6 +17,7 @@ OTHER = {
     "same_head": replace(PLAIN, name="1", head=(("weight", (9, 3), "float32"),)),
     "same_features": replace(PLAIN, name="1", features=7),
     "same_classes": replace(PLAIN, name="1", classes=5),
+    "images": replace(PLAIN, name="1", input_shape=(7,)),
 }
 
 
@@ -41,6 +42,16 @@ def test_the_message_names_clients_and_alternatives() -> None:
     assert str(refusal.value) == (
         "FedThing needs one feature width, but clients 0, 1, 2, 3, 4 and 2 more have cnn with 3 features; client 7 "
         "has cnn with 7 features; set models.feature_dim. Methods that would work: works."
+    )
+
+
+def test_pictures_are_needed_of_every_client() -> None:
+    rows = [replace(PLAIN, name=name, input_shape=(30,)) for name in "01"]
+    with pytest.raises(InputError) as refusal:
+        check("FedThing", Needs(images=True), rows, [("works", Needs())])
+    assert str(refusal.value) == (
+        "FedThing needs samples that are pictures, but clients 0, 1 have samples of shape 30; use a method that does "
+        "not decode pictures. Methods that would work: works."
     )
 
 

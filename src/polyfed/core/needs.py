@@ -18,6 +18,7 @@ class Needs:
     same_features: bool = False
     same_classes: bool = True
     sub_models: bool = False
+    images: bool = False  # every sample is a picture (channels, height, width)
 
     def names(self) -> list[str]:
         """Return descriptions of the requirements that are True."""
@@ -61,6 +62,12 @@ _PREDICATES = {
         lambda p: f"{p.architecture} with {p.classes} classes",
         "use one label space",
     ),
+    "images": _Predicate(
+        "samples that are pictures",
+        lambda p: len(p.input_shape) == 3,
+        lambda p: f"samples of shape {'x'.join(map(str, p.input_shape))}",
+        "use a method that does not decode pictures",
+    ),
 }
 
 
@@ -78,7 +85,9 @@ def violated(needs: Needs, profiles: Sequence[Profile]) -> tuple[str, dict[Hasha
         groups: dict[Hashable, list[Profile]] = {}
         for profile in profiles:
             groups.setdefault(_PREDICATES[requirement.name].value(profile), []).append(profile)
-        if len(groups) > 1:
+        if requirement.name == "images":
+            groups.pop(True, None)  # a requirement on each client, not on their equality
+        if len(groups) > (0 if requirement.name == "images" else 1):
             return requirement.name, groups
     return None
 

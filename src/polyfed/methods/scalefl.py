@@ -19,6 +19,7 @@ from polyfed.core.options import Degenerate
 from polyfed.core.schema import ScalarField, TensorField, TreeField
 from polyfed.errors import InputError
 from polyfed.methods.heterofl import HeteroFL
+from polyfed.models import ModelSpec
 from polyfed.models.slicing import EarlyExits
 from polyfed.training import Loss
 from polyfed.training.losses import kl_divergence
@@ -54,9 +55,10 @@ class ScaleFL(HeteroFL):
         family = server.family
         for spec in family.members if family is not None else ():
             if not isinstance(family and family.skeleton(spec), EarlyExits):
+                name = ModelSpec.parse(spec).label
                 raise InputError(
-                    f"ScaleFL needs models with early exits, but {spec} has none; name them after a colon "
-                    f"({spec.partition(':')[0]}:1-2 has exits after blocks 1 and 2), or use the group tiny-exits"
+                    f"ScaleFL needs models with early exits, but {name} has none; name them after a colon "
+                    f"({name.partition(':')[0]}:1-2 has exits after blocks 1 and 2), or use the group tiny-exits"
                 )
         super().init(server)
 

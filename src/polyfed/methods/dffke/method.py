@@ -57,7 +57,7 @@ class DFFKE(Method):
     public_samples: Annotated[int, Ge(1)] = 1000  # maximum number of public images
 
     resend_missed: ClassVar[bool] = True  # whether a client is sent the rounds that it missed
-    needs = Needs()
+    needs = Needs(images=True)
     sends = Sends(
         up="all weights, one embedding and label (or logits) per training sample, and outputs on synthetic images",
         down="a decoder, all clients' embeddings in a common space, a docking layer, and all clients' outputs",

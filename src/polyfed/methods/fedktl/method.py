@@ -69,7 +69,7 @@ class FedKTL(Method):
     min_class_count: int = 1  # do not send classes with fewer samples
     allow_degenerate: bool = False  # accept guidance 0, which is local training against the simplex
 
-    needs = Needs(same_features=True, same_classes=True)
+    needs = Needs(same_features=True, same_classes=True, images=True)
     sends = Sends(
         up="mean direction per class on a sphere, with counts, and the size of images",
         down="a generated image and its latent per class, and once the simplex and a projection",

@@ -74,7 +74,7 @@ class FedVTC(Method):
     recompute: bool = True  # activation checkpointing: less memory, about a third more computing time
     keep_untuned: bool = True  # keep a copy of the model before fine-tuning and evaluate it as well
 
-    needs = Needs(same_features=True, same_classes=True)
+    needs = Needs(same_features=True, same_classes=True, images=True)
     sends = Sends(
         up="mean feature per class, one standard deviation per feature; a small decoder, once or in every round",
         down="the same over all clients: prototypes of the client's classes in each round, of all classes once",
