@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from polyfed.config import Config, loading, parse
 from polyfed.errors import InputError
 from polyfed.runs.folder import RunFolder
-from polyfed.runs.records import Result
+from polyfed.runs.records import Result, failure_summary
 
 if TYPE_CHECKING:
     from polyfed.core.method import Method
@@ -53,12 +54,14 @@ def run(
         loading.set_key(raw, ["data", "root"], str(data.folder), "data")
     elif data is not None:
         loading.set_key(raw, ["data"], dict(data), "data")
-    return run_config(
+    result = run_config(
         _with_user_code(parse(raw)),
         out=Path(out) if out else None,
         data=data if isinstance(data, Dataset) else None,
         observers=observers,
     )
+    _warn_of_failures(result)
+    return result
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,9 @@ def run_config(
 
 def resume(path: str | Path, *, observers: Sequence[Observer] = ()) -> Result:
     """Resume a run from its last checkpoint and return its result."""
-    return execute(open_existing_run(Path(path)), observers=observers)
+    result = execute(open_existing_run(Path(path)), observers=observers)
+    _warn_of_failures(result)
+    return result
 
 
 def execute(opened: OpenedRun, *, data: Dataset | None = None, observers: Sequence[Observer] = ()) -> Result:
@@ -156,6 +161,12 @@ def _method_entry(method: Any) -> Any:
         raise InputError(f'the method {cls.__qualname__} has no name; put @register("name") above its class')
     fields = {} if isinstance(method, type) else dataclasses.asdict(method)
     return {"name": cls.name, **fields}
+
+
+def _warn_of_failures(result: Result) -> None:
+    """Warn the caller of `run` or `resume` of replies that are missing in a result."""
+    if result.failures:
+        warnings.warn(f"{failure_summary(result)}; see result['failures']", stacklevel=3)
 
 
 def _with_user_code(config: Config) -> Config:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from polyfed.config import parse
 from polyfed.core import (
     ClassTable,
     Client,
@@ -27,9 +28,9 @@ from polyfed.core import (
     register,
     step,
 )
-from polyfed.core.door import TooFewRepliesError
+from polyfed.core.door import TooFewRepliesError, replies_needed
 from polyfed.core.engine import Answer, Call, Failure, Task
-from polyfed.errors import PayloadError, RunError
+from polyfed.errors import InputError, PayloadError, RunError
 from polyfed.testing.engine_wrappers import EngineWrapper, FaultyEngine, RecordingEngine, ReversedEngine
 from polyfed.testing.toy_federation import CLASS_COUNTS, ToyFederation
 
@@ -299,7 +300,7 @@ def events_of(folder: Path, kind: str) -> list[dict[str, Any]]:
 def test_a_client_that_fails_in_a_run_is_in_its_result(tmp_path: Path) -> None:
     # the marker's folder does not exist, so client 1 fails every time
     with ToyFederation(Ask, {"what": "two_calls", "marker": str(tmp_path / "nowhere" / "marker")}) as toy:
-        result = toy.experiment(toy.settings(), tmp_path / "run")
+        result = toy.experiment(toy.settings(failures={"min_replies": 1}), tmp_path / "run")
     assert [(f["round"], f["client"], f["kind"]) for f in result["failures"]] == [
         (1, "1", "raised"),
         (2, "1", "raised"),
@@ -321,3 +322,36 @@ def test_without_repeats_the_run_ends(tmp_path: Path) -> None:
         settings = toy.settings(failures={"min_replies": 5})
         with pytest.raises(RunError, match=r"4 of 5 clients answered 'stumble', at least 5.*client 1.*not yet"):
             toy.experiment(settings)
+
+
+def test_a_client_that_fails_in_every_round_ends_the_run(tmp_path: Path) -> None:
+    with ToyFederation(Ask, {"what": "two_calls", "marker": str(tmp_path / "nowhere" / "marker")}) as toy:
+        with pytest.raises(
+            RunError, match=r"client 1 failed in each of its 2 rounds.*step 'stumble' of round 1.*nowhere"
+        ):
+            toy.experiment(toy.settings(rounds=3), tmp_path / "run")
+        assert not (tmp_path / "run" / "result.json").exists()
+        assert [event["round"] for event in events_of(tmp_path / "run", "round")] == [1, 2]
+
+
+def test_a_client_that_fails_once_is_tolerated_and_python_warns(tmp_path: Path) -> None:
+    sentence = r"1 replies of 1 clients \(1\).*round 1, step 'stumble'.*not yet"
+    marker = str(tmp_path / "marker")
+    with (
+        ToyFederation(Ask, {"what": "two_calls", "marker": marker}) as toy,
+        pytest.warns(UserWarning, match=sentence),
+    ):
+        result = toy.experiment(toy.settings(), tmp_path / "run")
+    assert [(f["round"], f["client"]) for f in result["failures"]] == [(1, "1")]
+
+
+def test_more_than_a_third_of_the_clients_failing_ends_the_run() -> None:
+    assert [replies_needed(0.666, clients) for clients in range(1, 10)] == [1, 2, 2, 3, 4, 4, 5, 6, 6]
+    assert [replies_needed(1.0, clients) for clients in (1, 3, 300)] == [1, 3, 300]
+    assert [replies_needed(2, clients) for clients in (1, 2, 9)] == [1, 2, 2]
+
+
+@pytest.mark.parametrize("value", [0, -1, 0.0, 1.5])
+def test_min_replies_is_a_share_or_a_number(value: float) -> None:
+    with pytest.raises(InputError, match=r"failures\.min_replies.*a share above 0 up to 1.0, or a number of clients"):
+        parse({"failures": {"min_replies": value}})

@@ -139,6 +139,7 @@ def test_a_malformed_reply_is_left_out_and_named(modify: Any, reason: str, tmp_p
     link = rehearsal_sites(tmp_path)
     link.modify["ben"] = lambda reply: modify(reply) if "answer" in reply.header else reply
     settings = {**SETTING, "rounds": 1, "evaluate": {"personal": False, "global": False}}
+    settings["failures"] = {"min_replies": 1}
     result = run_over(link, settings, tmp_path / "run")
     assert [failure["client"] for failure in result["failures"]] == ["ben"]
     assert reason in result["failures"][0]["message"]

@@ -22,6 +22,7 @@ SETTING: dict[str, Any] = {
     "evaluate": {"personal": False, "global": False},
     "checkpoint": {"seconds": 0.0},
     "engine": {"timeout": 100.0},
+    "failures": {"min_replies": 1},
 }
 
 

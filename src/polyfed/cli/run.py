@@ -65,13 +65,10 @@ def _run_and_print(opened: OpenedRun, json: bool, quiet: bool) -> None:
 def print_outcome(result: Result, folder: Path, json: bool) -> None:
     """Print the result of a finished run, and how many replies of clients failed."""
     from polyfed.runs.folder import RunFolder
+    from polyfed.runs.records import failure_summary
 
     if result["failures"]:
-        first = result["failures"][0]
-        print_message(
-            f"{len(result['failures'])} replies of clients were missing or invalid, the first from client "
-            f"{first['client']} in round {first['round']}: {first['message']}"
-        )
+        print_message(failure_summary(result))
     if json:
         print_text(RunFolder(folder).result_file.read_text())
         return

@@ -148,7 +148,7 @@ def parse(raw: Mapping[str, Any], where: str = "config") -> Config:
             f"{where}: participation {config.participation:g} of {config.clients} clients selects no client; "
             f"use at least {1 / config.clients:g}"
         )
-    if config.failures.min_replies > config.per_round:
+    if isinstance(config.failures.min_replies, int) and config.failures.min_replies > config.per_round:
         raise InputError(
             f"{where}: failures.min_replies is {config.failures.min_replies}, but only {config.per_round} clients "
             "participate in a round"

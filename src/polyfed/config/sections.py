@@ -106,9 +106,16 @@ class EngineConfig(Section):
 class FailuresConfig(Section):
     """How a run handles clients that do not reply."""
 
-    min_replies: int = Field(1, ge=0)
+    min_replies: int | float = 0.666  # a float is a share of the clients of a call, an integer a number of clients
     on_too_few: Literal["stop", "repeat"] = "stop"
     repeats: int = Field(2, ge=0)
+
+    @field_validator("min_replies")
+    @classmethod
+    def _share_or_count(cls, value: float) -> float:
+        if value < 1 if isinstance(value, int) else not 0 < value <= 1:
+            raise ValueError("expected a share above 0 up to 1.0, or a number of clients from 1")
+        return value
 
 
 class PrivacyConfig(Section):

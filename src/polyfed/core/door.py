@@ -6,6 +6,7 @@ its ledger must survive a restart: the number of calls so far and the state vers
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -28,6 +29,13 @@ class TooFewRepliesError(RunError):
     """A call received fewer replies than the run requires."""
 
 
+def replies_needed(min_replies: float, clients: int) -> int:
+    """Return how many of the clients of a call must reply: a share of them (float) or a number (int)."""
+    if isinstance(min_replies, float):
+        return math.ceil(min_replies * clients)
+    return min(min_replies, clients)
+
+
 class Door:
     """Connection between a method's rounds and an engine."""
 
@@ -37,7 +45,7 @@ class Door:
         engine: Engine,
         roster: Sequence[Profile],
         *,
-        min_replies: int = 1,
+        min_replies: float = 1,
         message_limit: int = 4 << 30,
         on_reply: OnReply | None = None,
     ) -> None:
@@ -114,12 +122,13 @@ class Door:
             if reply is not None:
                 replied += 1
                 yield answer.client, reply
-        needed = min(self._min_replies, len(clients))
+        needed = replies_needed(self._min_replies, len(clients))
         if replied < needed:
             first = next((f for f in self.stats.failures if f["call"] == call.number), {})
             raise TooFewRepliesError(
                 f"round {self.round}: {replied} of {len(clients)} clients answered '{'+'.join(steps)}', at least "
-                f"{needed} must; the first failure is client {first.get('client')}: {first.get('message')}"
+                f"{needed} must; the first failure is client {first.get('client')}: {first.get('message')} "
+                "(failures.min_replies sets how many must)"
             )
 
     def _timed(self, answers: Iterator[Answer]) -> Iterator[Answer]:

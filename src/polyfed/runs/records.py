@@ -227,6 +227,17 @@ class Result(dict[str, Any]):
             raise ValueError("holds no result that polyfed wrote")
 
 
+def failure_summary(result: Result) -> str:
+    """Return one sentence about the replies that a run did not get."""
+    first = result.failures[0]
+    clients = sorted({str(failure["client"]) for failure in result.failures})
+    names = ", ".join(clients[:5]) + (", ..." if len(clients) > 5 else "")
+    return (
+        f"{len(result.failures)} replies of {len(clients)} clients ({names}) were missing or invalid, the first from "
+        f"client {first['client']} in round {first['round']}, step '{'+'.join(first['steps'])}': {first['message']}"
+    )
+
+
 def _accuracy_summary(raw: Mapping[str, Any]) -> AccuracySummary:
     return AccuracySummary(
         raw["final"],
