@@ -250,8 +250,8 @@ def test_ratio_is_met_before_a_group_runs_out(ratio: object, parts: list[float])
 def test_ratio_moves_demand_to_the_fullest_group_and_says_so() -> None:
     labels = np.repeat(np.arange(3), (4, 10, 4))
     partition = shared({"scheme": "ratio", "groups": 3}, labels, 3, 1)
-    assert partition.notes == ("10 of 18 samples, at 1 of 1 clients, came from other groups because the wanted ones "
-                               "had run out",)  # fmt: skip
+    assert partition.notes == ("10 of 18 samples, at 1 of 1 clients, came from other groups because the groups of "
+                               "the ratio had no samples left",)  # fmt: skip
     assert len(partition.train[0]) == 18
 
 
@@ -322,7 +322,7 @@ def test_labels_must_fit_the_classes() -> None:
 def test_a_hopeless_large_draw_still_ends() -> None:
     """2.8 (5); the work is bounded, so the bound on the number of draws is what is checked."""
     labels = np.repeat(np.arange(200), 500)
-    with pytest.raises(InputError, match="in the best of 50 draws"):
+    with pytest.raises(InputError, match="in the best of 50 attempts"):
         shared({"scheme": "dirichlet", "alpha": 0.01, "min_size": 99}, labels, 200, 1000)
 
 
@@ -351,10 +351,10 @@ class TestFlower:
         ("partitioner", "arguments", "sentence"),
         [
             ("Dirichlet", {}, "did you mean 'DirichletPartitioner'"),
-            ("DirichletPartitioner", {}, "refused: .*alpha"),
-            ("DirichletPartitioner", {"alpha": 0.001, "min_partition_size": 100}, "refused: .*attempts"),
-            ("NaturalIdPartitioner", {}, "makes 10 parts, but there are 5 clients"),
-            ("IidPartitioner", {"partitions": 5}, "refused: .*partitions"),
+            ("DirichletPartitioner", {}, "failed: .*alpha"),
+            ("DirichletPartitioner", {"alpha": 0.001, "min_partition_size": 100}, "failed: .*attempts"),
+            ("NaturalIdPartitioner", {}, "creates 10 partitions, but there are 5 clients"),
+            ("IidPartitioner", {"partitions": 5}, "failed: .*partitions"),
         ],
     )
     def test_what_it_refuses_is_our_error(

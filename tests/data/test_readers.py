@@ -66,10 +66,10 @@ def test_a_changed_file_is_decoded_anew(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"train_images": idx_bytes(GREY, 0x0801)}, "train-images.* begins with 00000801, not 00000803"),
+        ({"train_images": idx_bytes(GREY, 0x0801)}, "train-images.* begins with 00000801; expected 00000803"),
         ({"train_images": b""}, "begins with nothing"),
-        ({"train_images": idx_bytes(GREY)[:10]}, r"has 10 bytes, but its header announces"),
-        ({"train_images": idx_bytes(GREY)[:-1]}, r"has 15695 bytes, but its header announces 15696"),
+        ({"train_images": idx_bytes(GREY)[:10]}, r"has 10 bytes, but its header says"),
+        ({"train_images": idx_bytes(GREY)[:-1]}, r"has 15695 bytes, but its header says 15696"),
         ({"train_images": idx_bytes(GREY) + b"x"}, r"has 15697 bytes"),
         ({"train_labels": idx_bytes(LABELS[:19])}, "20 samples but 19 labels"),
         ({"train_labels": idx_bytes(LABELS + 1)}, "which has 10 classes, but the files hold 11"),
@@ -93,7 +93,9 @@ def test_a_damaged_gz_file_is_refused(tmp_path: Path) -> None:
 
 def test_images_without_labels_are_refused(tmp_path: Path) -> None:
     (write_idx(tmp_path / "root") / "train-labels-idx1-ubyte.gz").unlink()
-    with pytest.raises(InputError, match=r"train-images.* has no partner; .* also needs train-labels-idx1-ubyte"):
+    with pytest.raises(
+        InputError, match=r"train-images.* alone is not enough; .* also needs train-labels-idx1-ubyte"
+    ):
         opened("mnist", tmp_path / "root")
 
 
@@ -199,7 +201,7 @@ def test_without_a_test_part_the_validation_part_tests(tmp_path: Path) -> None:
             "which has 10 classes, but the files hold 11",
         ),
         (pictures_of(COLOUR[:2]), [0, None], None, "1 missing labels"),
-        (pictures_of(COLOUR[:2]), ["a", "b"], None, "whole numbers are needed"),
+        (pictures_of(COLOUR[:2]), ["a", "b"], None, "expected integers"),
         ([encoded(COLOUR[0]), None], [0, 1], None, "row 1: no picture bytes"),
         ([encoded(COLOUR[0]), b"no picture"], [0, 1], None, "row 1: the picture cannot be decoded"),
         ([encoded(COLOUR[0])[:200]], [0], None, "row 0: the picture cannot be decoded"),
@@ -225,7 +227,7 @@ def test_damaged_parquet_files_are_refused(tmp_path: Path) -> None:
     whole = file.read_bytes()
     for content in (b"", b"no parquet", whole[: len(whole) // 2]):
         file.write_bytes(content)
-        with pytest.raises(InputError, match=r"train\.parquet is not a whole parquet file"):
+        with pytest.raises(InputError, match=r"train\.parquet is not a complete parquet file"):
             opened("cifar10", tmp_path / "root")
 
 
@@ -336,14 +338,14 @@ def test_cifar_binary_files(tmp_path: Path) -> None:
     assert np.array_equal(cifar.train.inputs.numpy(), COLOUR.transpose(0, 3, 1, 2))
     assert np.array_equal(cifar.train.labels.numpy(), LABELS)
     (root / "data_batch_2.bin").write_bytes(rows[8:].tobytes()[:-1])
-    with pytest.raises(InputError, match="no multiple of 3073"):
+    with pytest.raises(InputError, match="not a multiple of 3073"):
         opened("cifar10", tmp_path / "root")
 
 
 def test_pickled_cifar_is_never_read(tmp_path: Path) -> None:
     (tmp_path / "root" / "cifar-10-batches-py").mkdir(parents=True)
     (tmp_path / "root" / "cifar-10-batches-py" / "data_batch_1").write_bytes(b"\x80\x02}q\x00.")
-    with pytest.raises(InputError, match="pickled and never read"):
+    with pytest.raises(InputError, match="pickled; polyfed does not load it"):
         opened("cifar10", tmp_path / "root")
 
 

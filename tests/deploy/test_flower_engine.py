@@ -245,7 +245,7 @@ def test_names_of_folders_stay_at_the_site(tmp_path: Path) -> None:
     setup = own_data_setup("ana", missing, "tiny-cnn", tmp_path / "state")
     ana = Site("ana", tmp_path / "state", setup, private_paths=[missing])
     reply = ana.handle(handshake(parse(OWN_SETTING)))
-    assert reply.header["refused"] == "there is no folder 'a folder of this site' with data"
+    assert reply.header["refused"] == "the data folder 'a folder of this site' does not exist"
     link = rehearsal_sites(tmp_path)
     collect_offers(link, parse(SETTING))
     (answer,) = call_sites(link, TRAIN, [Task("ana", 7)])

@@ -117,7 +117,7 @@ def test_other_class_names_give_other_labels(tmp_path: Path) -> None:
         (
             lambda folder: array_folder(folder / "a", [0, 1]),
             (1, 9, 9),
-            "are 1x8x8, but this federation has agreed on 1x9x9",
+            "have shape 1x8x8, but this federation uses 1x9x9",
         ),
         (lambda folder: array_folder(folder / "a", [0, 7]), (1, 8, 8), "found label 7; with 3 classes"),
     ],
@@ -130,7 +130,7 @@ def test_data_that_do_not_match_are_refused(tmp_path: Path, make: Any, shape: An
 def test_an_unknown_class_is_refused_by_name(tmp_path: Path) -> None:
     folder = image_folder(tmp_path / "p", ["ant"])
     (folder / "train" / "ant").rename(folder / "train" / "amt")
-    with pytest.raises(InputError, match=r"has the class 'amt', which is unknown.*ant"):
+    with pytest.raises(InputError, match=r"has the class 'amt', which this federation does not have.*ant"):
         load_own(folder, shape=(1, 8, 8), class_names=tuple(CLASSES))
 
 

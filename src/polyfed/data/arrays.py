@@ -1,6 +1,6 @@
-"""Datasets as plain arrays in memory: the form that every reader produces, and the checks on it.
+"""Datasets as plain arrays in memory, which every reader produces, and their validation.
 
-The type of the inputs says what they are: uint8 arrays are pictures, float32 arrays are numbers such as sensor values
+The dtype of the inputs gives their kind: uint8 arrays are pictures, float32 arrays are numbers such as sensor values
 or table columns, int64 arrays are tokens of a text.
 """
 
@@ -32,7 +32,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Decoded:
-    """A whole dataset in memory, ready to be written to the cache."""
+    """A dataset in memory, ready to be written to the cache."""
 
     train: Part
     test: Part | None
@@ -65,9 +65,9 @@ def as_pixels(values: Any, where: str) -> Pixels:
 
 
 def as_inputs(values: Any, where: str, *, vocabulary: int = 0) -> Inputs:
-    """Return samples of any shape in the type that says what they are.
+    """Return samples of any shape with the dtype of their kind.
 
-    uint8 arrays of three or four dimensions are pictures. Floats are kept as float32, without rounding or scaling.
+    uint8 arrays of three or four dimensions are pictures. Floats become float32, without scaling.
     Other integers are tokens if `vocabulary` is given, and numbers otherwise.
     """
     array = np.asarray(values)
@@ -132,7 +132,7 @@ def as_labels(values: Any, where: str) -> Ints:
 
 
 def named_labels(values: Any, where: str) -> tuple[Any, tuple[str, ...] | None]:
-    """Return labels as numbers, and the class names where the labels were text."""
+    """Return labels as integers, and the class names if the labels are text."""
     array = np.asarray(values)
     if array.dtype.kind not in "OUSb":
         return as_labels(array, where), None
@@ -162,11 +162,11 @@ def checked_part(
 
 
 def concatenated(parts: list[Part]) -> Part:
-    """Return several parts one after the other; columns that one of them lacks are dropped."""
+    """Concatenate several parts. Drop columns that one of them lacks."""
     if len(parts) == 1:
         return parts[0]
-    shared = [name for name in parts[0].columns if all(name in part.columns for part in parts)]
-    columns = {name: tuple(value for part in parts for value in part.columns[name]) for name in shared}
+    common = [name for name in parts[0].columns if all(name in part.columns for part in parts)]
+    columns = {name: tuple(value for part in parts for value in part.columns[name]) for name in common}
     return Part(np.concatenate([p.inputs for p in parts]), np.concatenate([p.labels for p in parts]), columns)
 
 
@@ -199,5 +199,5 @@ def check_decoded(data: Decoded, where: str) -> Decoded:
 
 
 def size_text(shape: tuple[int, ...]) -> str:
-    """Return a shape as people write it: 3x32x32."""
+    """Return a shape as text, such as 3x32x32."""
     return "x".join(str(extent) for extent in shape)

@@ -1,4 +1,4 @@
-"""From the splits that a reader found (train, valid, test) to one dataset, by the rules of its catalogue entry."""
+"""Assembly of a dataset from the splits of a reader (train, valid, test), by the rules of its catalogue entry."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SplitFiles = dict[str, list[Path]]  # files by split; splits are "train", "valid
 
 @dataclass
 class Splits:
-    """What a reader made of the files: the splits, where each came from, class names if the files give them."""
+    """Output of a reader: the splits, the origin of each split, and class names if the files have them."""
 
     kind: str
     train: Part | None = None
@@ -33,13 +33,13 @@ class Splits:
 
 
 def assemble(known: KnownDataset, splits: Splits) -> Decoded:
-    """Choose and check the training and the test split; `source` says what differs from the published data."""
+    """Select and check the training and test splits. `source` names differences from the published data."""
     if splits.train is None:
         raise InputError(f"dataset '{known.name}': found only a test split; a training split is needed")
     names = splits.class_names
     if names is None:
-        found = [getattr(splits, split) for split in splits.where]
-        highest = max(int(part.labels.max()) for part in found)
+        parts = [getattr(splits, split) for split in splits.where]
+        highest = max(int(part.labels.max()) for part in parts)
         names = tuple(str(label) for label in range(max(known.classes, highest + 1)))
     shape = tuple(int(extent) for extent in splits.train.inputs.shape[1:])
     check_known(known, shape, KINDS[str(splits.train.inputs.dtype)], len(names))
@@ -64,7 +64,7 @@ def assemble(known: KnownDataset, splits: Splits) -> Decoded:
 
 
 def _subset(known: KnownDataset, classes: int, samples: int) -> list[str]:
-    """Return what a user should know if the files hold a part of a known dataset."""
+    """Return remarks for the user if the files hold only a part of a known dataset."""
     remarks = []
     if 0 < classes < known.classes:
         remarks.append(f"{classes} of {known.classes} classes")

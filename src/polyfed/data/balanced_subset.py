@@ -1,4 +1,4 @@
-"""Taking a part of a dataset that is balanced over its classes."""
+"""Class-balanced subsets of a dataset."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ from polyfed.errors import InputError
 
 
 def balanced_limit(labels: Ints, limit: int, rng: np.random.Generator) -> Ints:
-    """Sorted numbers of `limit` samples, equally many of each class as far as the classes go."""
+    """Return the sorted indices of `limit` random samples, with equal class counts as far as possible."""
     labels = np.asarray(labels)
     if limit < 1:
         raise InputError(f"data.limit is {limit}, but at least 1 sample is needed (or null for all)")
     if limit >= len(labels):
         return np.arange(len(labels), dtype=np.int64)
-    present, counts = np.unique(labels, return_counts=True)
-    take = _level(counts, limit)
-    # What an equal number for all leaves over goes to classes drawn among those that have more.
-    rest = limit - int(take.sum())
-    take[rng.permutation(np.flatnonzero(counts > take))[:rest]] += 1
-    chosen = [
-        rng.permutation(np.flatnonzero(labels == label))[:number] for label, number in zip(present, take, strict=True)
+    classes, counts = np.unique(labels, return_counts=True)
+    selected = _equal_counts(counts, limit)
+    # Random classes that have samples left provide the remaining samples, one each.
+    rest = limit - int(selected.sum())
+    selected[rng.permutation(np.flatnonzero(counts > selected))[:rest]] += 1
+    indices = [
+        rng.permutation(np.flatnonzero(labels == label))[:count]
+        for label, count in zip(classes, selected, strict=True)
     ]
-    return np.sort(np.concatenate(chosen)).astype(np.int64)
+    return np.sort(np.concatenate(indices)).astype(np.int64)
 
 
-def _level(counts: Ints, limit: int) -> Ints:
-    """The largest equal number per class (less where a class has less) that stays within the limit."""
+def _equal_counts(counts: Ints, limit: int) -> Ints:
+    """Return min(counts, n) for the largest n whose total stays within the limit, by binary search."""
     low, high = 0, int(counts.max())
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,4 +1,4 @@
-"""The datasets that polyfed knows by name: their shape and classes, their folders, their place on the hub."""
+"""The datasets that polyfed knows by name: shape, classes, usual folders and name on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LAYOUTS = ("auto", "folders", "parquet", "csv", "npz", "idx")
 
 @dataclass(frozen=True)
 class Format:
-    """How to read files: their layout, and which columns of a table mean what."""
+    """File format of a dataset: the layout, the columns of tables, and how to convert text and pictures."""
 
     layout: str = "auto"
     label: str | None = None  # column of the labels; None: 'label', 'target', 'class', 'y' or the like
@@ -33,11 +33,11 @@ class Format:
 
 @dataclass(frozen=True)
 class KnownDataset:
-    """What is known of a dataset before its files are read. Counts are the official ones; files may hold fewer."""
+    """Catalogue entry of a dataset. The sample counts are the official ones; files may hold fewer samples."""
 
     name: str
-    shape: tuple[int, ...] | None  # None: whatever the files have
-    classes: int  # 0: whatever the files have
+    shape: tuple[int, ...] | None  # None: the shape of the samples in the files
+    classes: int  # 0: the number of classes in the files
     train: int
     test: int
     hub: str = ""
@@ -45,7 +45,7 @@ class KnownDataset:
     folders: tuple[str, ...] = ()  # further subfolders of `root` that hold it, as other tools unpack it
     installed: tuple[str, ...] = ()  # absolute folders in which a system package puts it
     resize: int | None = None  # pictures of another size are cropped to the central square and scaled to this size
-    jpeg_original: bool = False  # the dataset was published as JPEG, so JPEG files are no loss
+    jpeg_original: bool = False  # the dataset was published as JPEG, so JPEG files are not lossy copies
     valid_joins_train: bool = False
     valid_is_test: bool = False  # the labels of the official test split are not public
     kind: str = "picture"  # or 'numbers', 'tokens'
@@ -129,7 +129,7 @@ KNOWN: Mapping[str, KnownDataset] = {
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """A dataset as lists show it."""
+    """A dataset as `polyfed list datasets` shows it."""
 
     name: str
     shape: tuple[int, ...]
@@ -150,7 +150,7 @@ def catalogue() -> list[DatasetInfo]:
 
 
 def known_dataset(name: str, *, root: Path | None = None, how: Format | None = None) -> KnownDataset:
-    """Return what is known of a dataset. Any name will do for files in a folder of one's own."""
+    """Return the catalogue entry of a dataset. With a root, any other name stands for your own files."""
     how = how or Format()
     if how.layout not in LAYOUTS:
         raise InputError(f"data.layout is '{how.layout}'; {nearest(how.layout, LAYOUTS)}")

@@ -1,4 +1,4 @@
-"""Natural partitions: a column of the data says to which client a sample belongs (`scheme: column`)."""
+"""Natural partitions: a column of the data names the client of each sample (`scheme: column`)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from polyfed.errors import InputError, nearest
 
 
 def by_column(columns: Mapping[str, npt.NDArray[Any]], column: str, clients: int) -> tuple[list[Ints], list[str]]:
-    """Give all samples with one value of the column to one client. The clients with most samples come first."""
+    """Make one client of each value of the column, largest first. Return the sample indices per client, and notes."""
     if column not in columns:
-        known = nearest(column, columns) if columns else "this dataset has no columns besides samples and labels"
-        raise InputError(f"data.partition.column is '{column}', which the data does not have; {known}")
+        hint = nearest(column, columns) if columns else "this dataset has no columns besides inputs and labels"
+        raise InputError(f"data.partition.column is '{column}', which the data does not have; {hint}")
     values, counts = np.unique(np.asarray(columns[column]), return_counts=True)
     if clients > len(values):
         raise InputError(

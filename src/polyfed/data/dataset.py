@@ -1,4 +1,4 @@
-"""Datasets: found by name or made from arrays, decoded once into the cache, then memory-mapped.
+"""Datasets: loaded by name or created from arrays, decoded once into the cache, then memory-mapped.
 
 Importing this module does not import torch; opening a dataset does.
 """
@@ -50,7 +50,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Dataset:
-    """An open dataset."""
+    """An open dataset with its memory-mapped splits."""
 
     name: str
     classes: int
@@ -72,8 +72,8 @@ def load(name: str, *, root: Path | None = None, cache: Path | None = None, how:
     """Open a dataset, decoding it into the cache first if it is not there yet.
 
     Datasets that ship with scikit-learn ignore `root`. Others are read from the files in `root` (the folder itself
-    or a subfolder with the dataset's name), or from the Hugging Face hub if no root is given. Another name
-    needs a root; `how` says which columns and which layout its files have.
+    or a subfolder with the dataset's name), or from the Hugging Face hub if no root is given. Your own
+    data may have any other name and needs a root; `how` gives the layout and the columns of its files.
     """
     how = how or Format()
     place = locate(known_dataset(name, root=root, how=how), None if root is None else Path(root), how)
@@ -114,10 +114,10 @@ def _open_split(folder: Path, split: str, columns: Mapping[str, list[str]]) -> S
         array: np.ndarray[Any, Any] = np.load(folder / f"{split}_{kind}.npy", mmap_mode="c", allow_pickle=False)
         return array
 
-    own = [key.removeprefix(f"{split}/") for key in columns if key.startswith(f"{split}/")]
+    names = [key.removeprefix(f"{split}/") for key in columns if key.startswith(f"{split}/")]
     values = {
         name: tuple(columns[f"{split}/{name}"][code] for code in mapped(f"column{position}"))
-        for position, name in enumerate(own)
+        for position, name in enumerate(names)
     }
     return Split(torch.from_numpy(mapped("inputs")), torch.from_numpy(mapped("labels")), values)
 
@@ -134,11 +134,11 @@ def from_arrays(
     vocabulary: int = 0,
     cache: Path | None = None,
 ) -> Dataset:
-    """Make a dataset from numpy or torch arrays with samples of any shape.
+    """Create a dataset from numpy or torch arrays with samples of any shape.
 
-    uint8 arrays of shape (n, H, W), (n, C, H, W) or (n, H, W, C) are pictures. Floats are kept as they are, in single
-    precision. Integers are tokens if `vocabulary` says how many tokens there are. Labels are whole numbers from 0, or
-    text. `columns` gives further values per training sample, for `partition: {scheme: column, column: NAME}`.
+    uint8 arrays of shape (n, H, W), (n, C, H, W) or (n, H, W, C) are pictures. Floats are stored as float32 without
+    scaling. Integers are tokens if `vocabulary`, the number of tokens, is given. Labels are integers from 0, or text.
+    `columns` gives further values per training sample, for `partition: {scheme: column, column: NAME}`.
 
     >>> import numpy as np, tempfile
     >>> x = np.linspace(0, 1, 12, dtype=np.float32).reshape(4, 3)
@@ -147,13 +147,13 @@ def from_arrays(
     ((3,), 'numbers', ('high', 'low'))
     """
     if (test_x is None) != (test_y is None):
-        raise InputError(f"{name}: test_x and test_y go together, but only one of them was given")
+        raise InputError(f"{name}: test_x and test_y go together, but only one of them is given")
     inputs = as_inputs(train_x, f"{name}, train_x", vocabulary=vocabulary)
-    every_label = np.asarray(train_y) if test_y is None else np.concatenate([np.asarray(train_y), np.asarray(test_y)])
-    labels, names = named_labels(every_label, f"{name}, labels")
+    all_labels = np.asarray(train_y) if test_y is None else np.concatenate([np.asarray(train_y), np.asarray(test_y)])
+    labels, names = named_labels(all_labels, f"{name}, labels")
     count = len(np.asarray(train_y))
-    texts = {column: tuple(str(value) for value in values) for column, values in (columns or {}).items()}
-    train = checked_part(inputs, labels[:count], name, texts)
+    text_columns = {column: tuple(str(value) for value in values) for column, values in (columns or {}).items()}
+    train = checked_part(inputs, labels[:count], name, text_columns)
     test: Part | None = None
     if test_x is not None:
         test = checked_part(as_inputs(test_x, f"{name}, test_x", vocabulary=vocabulary), labels[count:], name)
@@ -170,7 +170,7 @@ def from_torch(
     vocabulary: int = 0,
     cache: Path | None = None,
 ) -> Dataset:
-    """Make a dataset from map-style torch datasets whose items are (input, label)."""
+    """Create a dataset from map-style torch datasets whose items are (input, label)."""
     train_x, train_y = _stacked(name, train)
     test_x, test_y = (None, None) if test is None else _stacked(name, test)
     names = getattr(train, "classes", None)
@@ -182,7 +182,7 @@ def _stacked(name: str, items: Any) -> tuple[Any, Any]:
     inputs = [np.asarray(pair[0]) for pair in pairs]
     shapes = {array.shape for array in inputs}
     if len(shapes) != 1:
-        raise InputError(f"{name}: samples have {len(shapes)} different shapes; all samples need one shape")
+        raise InputError(f"{name}: samples have {len(shapes)} different shapes; all samples must have one shape")
     return np.stack(inputs), np.array([int(pair[1]) for pair in pairs])
 
 
@@ -194,7 +194,7 @@ def from_huggingface(
     label: str | None = None,
     cache: Path | None = None,
 ) -> Dataset:
-    """Make a dataset from a Hugging Face `Dataset` or `DatasetDict`. Columns are found by type unless named."""
+    """Create a dataset from a Hugging Face `Dataset` or `DatasetDict`. Select columns by type unless named."""
     from polyfed.data.hub import decode_huggingface
 
     return _store(name, decode_huggingface(name, data, image=image, label=label), cache)

@@ -1,4 +1,4 @@
-"""Shares from any partitioner of flwr-datasets (`scheme: flower`)."""
+"""Partitions by any partitioner of flwr-datasets (`scheme: flower`)."""
 
 from __future__ import annotations
 
@@ -18,37 +18,38 @@ _ROW = "row"
 def flower(
     labels: Ints, clients: int, rng: np.random.Generator, *, partitioner: str, arguments: Mapping[str, Any]
 ) -> tuple[list[Ints], list[str]]:
-    """Run the named partitioner on our labels (column "label") and read off which rows each client got."""
+    """Run a partitioner on the labels, in the column "label". Return the sample indices of each client, and notes."""
     from datasets import Dataset
-    from flwr_datasets import partitioner as room
+    from flwr_datasets import partitioner as partitioners
 
-    names = [name for name in room.__all__ if name.endswith("Partitioner") and name != "Partitioner"]
+    names = [name for name in partitioners.__all__ if name.endswith("Partitioner") and name != "Partitioner"]
     if partitioner not in names:
         raise InputError(f"data.partition.partitioner is '{partitioner}'; {nearest(partitioner, names)}")
-    kind = getattr(room, partitioner)
-    filled = {**_defaults(kind, clients, rng), **arguments}
+    partitioner_class = getattr(partitioners, partitioner)
+    arguments = {**_default_arguments(partitioner_class, clients, rng), **arguments}
     try:
         with warnings.catch_warnings():
-            # It warns at every failed attempt of its own; what matters is in the error after the last.
+            # flwr-datasets warns after each failed attempt; its final error says what is wrong.
             warnings.simplefilter("ignore")
-            made = kind(**filled)
-            made.dataset = Dataset.from_dict({"label": labels, _ROW: np.arange(len(labels))})
-            found = int(made.num_partitions)
-        if found != clients:
+            instance = partitioner_class(**arguments)
+            instance.dataset = Dataset.from_dict({"label": labels, _ROW: np.arange(len(labels))})
+            partitions = int(instance.num_partitions)
+        if partitions != clients:
             raise InputError(
-                f"data.partition: {partitioner} makes {found} parts, but there are {clients} clients; both must agree"
+                f"data.partition: {partitioner} creates {partitions} partitions, but there are {clients} clients; "
+                "both must agree"
             )
-        parts = [made.load_partition(client).with_format("numpy") for client in range(clients)]
-        shares = [np.asarray(part[_ROW][:], dtype=np.int64) for part in parts]
+        rows = [instance.load_partition(client).with_format("numpy") for client in range(clients)]
+        indices = [np.asarray(own[_ROW][:], dtype=np.int64) for own in rows]
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, NotImplementedError) as error:
         reason = " ".join(str(error).split())
-        raise InputError(f"data.partition: {partitioner} of flwr-datasets refused: {reason}") from error
-    unused = len(labels) - sum(len(share) for share in shares)
-    return shares, [f"{partitioner} leaves {unused} samples unused"] if unused > 0 else []
+        raise InputError(f"data.partition: {partitioner} of flwr-datasets failed: {reason}") from error
+    unused = len(labels) - sum(len(own) for own in indices)
+    return indices, [f"{partitioner} leaves {unused} samples unused"] if unused > 0 else []
 
 
-def _defaults(kind: Any, clients: int, rng: np.random.Generator) -> dict[str, Any]:
-    """What the federation knows already, for the parameters this partitioner has."""
-    known = {"num_partitions": clients, "partition_by": "label", "seed": int(rng.integers(2**31))}
-    parameters = inspect.signature(kind).parameters
-    return {name: value for name, value in known.items() if name in parameters}
+def _default_arguments(partitioner_class: Any, clients: int, rng: np.random.Generator) -> dict[str, Any]:
+    """Return the number of clients, the label column and a seed, as far as the partitioner has such parameters."""
+    defaults = {"num_partitions": clients, "partition_by": "label", "seed": int(rng.integers(2**31))}
+    parameters = inspect.signature(partitioner_class).parameters
+    return {name: value for name, value in defaults.items() if name in parameters}

@@ -14,40 +14,40 @@ from polyfed.errors import InputError, nearest
 
 _FOLDERS = {"train": ("train",), "valid": ("valid", "val", "validation"), "test": ("test",)}
 _ENDINGS = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff"}
-# Tiny-ImageNet keeps its validation pictures in one folder and their classes in this table.
-_TABLE = "val_annotations.txt"
+# Tiny-ImageNet has all validation pictures in one folder, and their classes in this table.
+_ANNOTATIONS = "val_annotations.txt"
 
 
-def _place(folder: Path, split: str) -> Path | None:
+def _split_folder(folder: Path, split: str) -> Path | None:
     return next((folder / name for name in _FOLDERS[split] if (folder / name).is_dir()), None)
 
 
 def find_folders(folder: Path, known: KnownDataset) -> SplitFiles | None:
-    """All pictures below the folders of the parts, in a fixed order."""
-    found: SplitFiles = {}
+    """Return the pictures of each split, sorted by path."""
+    files: SplitFiles = {}
     for split in _FOLDERS:
-        place = _place(folder, split)
-        if place is None or (split == "test" and known.valid_is_test and "valid" in found):
+        base = _split_folder(folder, split)
+        if base is None or (split == "test" and known.valid_is_test and "valid" in files):
             continue
-        files = sorted(file for file in place.rglob("*") if file.suffix.lower() in _ENDINGS and file.is_file())
-        if files:
-            found[split] = [*files, *(table for table in (place / _TABLE,) if table.is_file())]
-    return found if "train" in found else None
+        pictures = sorted(file for file in base.rglob("*") if file.suffix.lower() in _ENDINGS and file.is_file())
+        if pictures:
+            files[split] = [*pictures, *(table for table in (base / _ANNOTATIONS,) if table.is_file())]
+    return files if "train" in files else None
 
 
-def read_folders(folder: Path, found: SplitFiles, known: KnownDataset) -> Splits:
-    """Decode all pictures. Classes are the subfolders of `train`, sorted by name (by number if all are numbers)."""
+def read_folders(folder: Path, files: SplitFiles, known: KnownDataset) -> Splits:
+    """Decode all pictures. Classes are the subfolders of `train`, sorted by name, or by value if all are numbers."""
     splits = Splits("image folders")
-    base = {split: _place(folder, split) or folder for split in found}
-    names = {file.relative_to(base["train"]).parts[0] for file in found["train"] if file.parent != base["train"]}
+    base = {split: _split_folder(folder, split) or folder for split in files}
+    names = {file.relative_to(base["train"]).parts[0] for file in files["train"] if file.parent != base["train"]}
     classes = sorted(names, key=int) if all(name.isdecimal() for name in names) else sorted(names)
-    for split, files in found.items():
-        table = _table(files[-1]) if files[-1].name == _TABLE else {}
-        pictures = [file for file in files if file.name != _TABLE]
+    for split, split_files in files.items():
+        annotations = _read_annotations(split_files[-1]) if split_files[-1].name == _ANNOTATIONS else {}
+        pictures = [file for file in split_files if file.name != _ANNOTATIONS]
         stack = PictureStack(len(pictures), channels=known.channels, resize=known.resize)
         labels = []
         for file in pictures:
-            name = table.get(file.name) or file.relative_to(base[split]).parts[0]
+            name = annotations.get(file.name) or file.relative_to(base[split]).parts[0]
             if name not in names:
                 raise InputError(
                     f"{file} belongs to class '{name}', which has no folder in train; {nearest(name, names)}"
@@ -61,7 +61,7 @@ def read_folders(folder: Path, found: SplitFiles, known: KnownDataset) -> Splits
     return splits
 
 
-def _table(file: Path) -> dict[str, str]:
-    """Picture name to class, from a table whose first two columns are these."""
+def _read_annotations(file: Path) -> dict[str, str]:
+    """Return the class of each picture. The first two columns of the table are picture name and class."""
     rows = (line.split("\t") for line in file.read_text(encoding="utf-8").splitlines())
     return {row[0]: row[1] for row in rows if len(row) >= 2}

@@ -1,4 +1,4 @@
-"""Datasets of the Hugging Face library: from the hub by name, or an object the user has."""
+"""Hugging Face datasets: download from the hub by name, or convert a `Dataset` object of the user."""
 
 from __future__ import annotations
 
@@ -18,44 +18,50 @@ from polyfed.data.image_decoding import PictureStack
 from polyfed.data.parquet import IMAGE_NAMES, LABEL_NAMES
 from polyfed.errors import InputError, nearest
 
-_WORDS = {"train": "train", "test": "test", "valid": "valid", "validation": "valid", "val": "valid"}
-_SECONDS_TO_ANSWER = 5.0
+_SPLIT_NAMES = {"train": "train", "test": "test", "valid": "valid", "validation": "valid", "val": "valid"}
+_TIMEOUT_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
 
-def decode_hub(known: KnownDataset, looked: str, accepted: str) -> Decoded:
-    """Download a dataset of the catalogue; the other words are for the error: where else it was sought, and how."""
+def decode_hub(known: KnownDataset, searched: str, accepted: str) -> Decoded:
+    """Download and decode a dataset of the catalogue.
+
+    The error message names the places that were `searched` before, and the `accepted` file layouts.
+    """
     try:
         _check_reachable()
         from datasets import load_dataset
 
         _log.warning("downloading dataset '%s' from the Hugging Face hub (%s)", known.name, known.hub)
         data = load_dataset(known.hub, known.hub_config)
-    except Exception as error:  # whatever the network or the hub did, the user gets one sentence
+    except Exception as error:  # the network, the hub and its client raise many types
         raise InputError(
-            f"dataset '{known.name}' was not found: {looked}, and the Hugging Face hub ({known.hub}) gave nothing "
-            f"({' '.join(str(error).split())[:200]}); set data.root to a folder with its files: {accepted}"
+            f"dataset '{known.name}' was not found: {searched}, and the download of {known.hub} from the Hugging "
+            f"Face hub failed ({' '.join(str(error).split())[:200]}); set data.root to a folder with its files: {accepted}"
         ) from error
-    splits = _splits(known.name, data, None, None, known)
+    splits = _decode_splits(known.name, data, None, None, known)
     splits.kind = f"hub:{known.hub}"
     return assemble(known, splits)
 
 
 def _check_reachable() -> None:
-    """Fail at once where there is no network; the hub's own client would try again for half a minute."""
+    """Raise `OSError` at once if there is no network. The client of the hub would retry for half a minute."""
     if os.environ.get("HF_HUB_OFFLINE") or urllib.request.getproxies():
         return
     host = urllib.parse.urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
     port = host.port or (80 if host.scheme == "http" else 443)
-    with socket.create_connection((host.hostname or "huggingface.co", port), timeout=_SECONDS_TO_ANSWER):
+    with socket.create_connection((host.hostname or "huggingface.co", port), timeout=_TIMEOUT_SECONDS):
         pass
 
 
 def decode_huggingface(name: str, data: Any, *, image: str | None, label: str | None) -> Decoded:
-    """Decode a user's `Dataset` (all of it trains) or `DatasetDict` (train, test or else validation)."""
-    splits = _splits(name, data, image, label, None)
+    """Decode a `Dataset`, which becomes the training split, or a `DatasetDict`.
+
+    Use the validation split as the test split if there is no test split.
+    """
+    splits = _decode_splits(name, data, image, label, None)
     if splits.train is None:
-        raise InputError(f"{name}: the splits are {', '.join(data) or 'none'}, but one named 'train' is needed")
+        raise InputError(f"{name}: the splits are {', '.join(data) or 'none'}, but a split 'train' is needed")
     test = splits.test if splits.test is not None else splits.valid
     names = splits.class_names
     if names is None:
@@ -66,41 +72,42 @@ def decode_huggingface(name: str, data: Any, *, image: str | None, label: str | 
     )
 
 
-def _splits(name: str, data: Any, image: str | None, label: str | None, known: KnownDataset | None) -> Splits:
-    given = dict(data) if isinstance(data, dict) else {"train": data}
+def _decode_splits(name: str, data: Any, image: str | None, label: str | None, known: KnownDataset | None) -> Splits:
+    rows_by_split = dict(data) if isinstance(data, dict) else {"train": data}
     splits = Splits("hub")
-    for split, rows in given.items():
-        name_of_split = _WORDS.get(str(split))
-        if name_of_split is not None and not (name_of_split == "test" and known is not None and known.valid_is_test):
+    for split, rows in rows_by_split.items():
+        split_name = _SPLIT_NAMES.get(str(split))
+        if split_name is not None and not (split_name == "test" and known is not None and known.valid_is_test):
             where = f"{name}, split {split}"
             if not hasattr(rows, "features") or not hasattr(rows, "__len__"):
                 raise InputError(
                     f"{where} is a {type(rows).__name__}, but a Dataset of the datasets library is needed"
                 )
-            splits.add(name_of_split, _part(where, rows, image, label, known, splits), where)
+            splits.add(split_name, _decode_split(where, rows, image, label, known, splits), where)
     return splits
 
 
-def _part(
+def _decode_split(
     where: str, rows: Any, image: str | None, label: str | None, known: KnownDataset | None, splits: Splits
 ) -> Part:
     from datasets import ClassLabel, Image
 
     features = rows.features
-    encoded = [column for column, kind in features.items() if isinstance(kind, Image)]
-    named = [column for column, kind in features.items() if isinstance(kind, ClassLabel)]
-    image = _column(where, list(features), image, [*encoded, *IMAGE_NAMES])
-    label = _column(where, list(features), label, [*(c for c in LABEL_NAMES if c in named), *named, *LABEL_NAMES])
+    image_columns = [column for column, feature in features.items() if isinstance(feature, Image)]
+    class_columns = [column for column, feature in features.items() if isinstance(feature, ClassLabel)]
+    image = _select_column(where, list(features), image, [*image_columns, *IMAGE_NAMES])
+    usual_labels = [*(c for c in LABEL_NAMES if c in class_columns), *class_columns, *LABEL_NAMES]
+    label = _select_column(where, list(features), label, usual_labels)
     if isinstance(features[label], ClassLabel):
         splits.class_names = tuple(features[label].names)
     labels = as_labels(np.asarray(rows.with_format("numpy")[label][:]), f"{where}, column '{label}'")
-    # Parquet files that say nothing about themselves show an encoded picture as a plain struct with `bytes`.
+    # In parquet files without Hugging Face metadata, an encoded picture is a plain struct with `bytes`.
     is_encoded = isinstance(features[image], Image) or (
         isinstance(features[image], dict) and "bytes" in features[image]
     )
     if not is_encoded:
         values, place = np.asarray(rows.with_format("numpy")[image][:]), f"{where}, column '{image}'"
-        # lists of whole numbers in a column of pictures are pixels
+        # Integers are pixels; other numbers are inputs of any shape.
         inputs = as_pixels(values, place) if values.dtype.kind in "iu" else as_inputs(values, place)
         return checked_part(inputs, labels, where)
     stack = PictureStack(
@@ -109,21 +116,26 @@ def _part(
     for number, row in enumerate(rows.select_columns([image]).cast_column(image, Image(decode=False))):
         content = row[image]["bytes"]
         if content is None:
-            raise InputError(f"{where}, row {number}: the picture is a link to a file; embed the bytes first")
+            raise InputError(
+                f"{where}, row {number}: the picture is a path instead of encoded bytes; embed the bytes first"
+            )
         stack.add(content, f"{where}, row {number}")
     if len(labels) == 0:
-        raise InputError(f"{where} has no rows, but at least one picture is needed")
+        raise InputError(f"{where} has no rows; at least one picture is needed")
     splits.jpeg |= stack.jpeg
     splits.resized |= stack.resized
     return Part(stack.pixels(), labels)
 
 
-def _column(where: str, present: list[str], wanted: str | None, usual: list[str]) -> str:
-    if wanted is not None:
-        if wanted not in present:
-            raise InputError(f"{where} has no column '{wanted}'; {nearest(wanted, present)}")
-        return wanted
+def _select_column(where: str, columns: list[str], name: str | None, usual: list[str]) -> str:
+    """Return the column of that name, or the first of the usual ones that exists if no name is given."""
+    if name is not None:
+        if name not in columns:
+            raise InputError(f"{where} has no column '{name}'; {nearest(name, columns)}")
+        return name
     for column in usual:
-        if column in present:
+        if column in columns:
             return column
-    raise InputError(f"{where} has no column like '{usual[-1]}'; name it, the columns are {', '.join(present)}")
+    raise InputError(
+        f"{where} has no column like '{usual[-1]}'; pass the name of the column, one of {', '.join(columns)}"
+    )

@@ -1,4 +1,4 @@
-"""Encoded pictures (JPEG, PNG, WebP, ...) to one array of pixels of one size."""
+"""Decoding of images (JPEG, PNG, WebP, ...) into one array of pixels."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ from polyfed.data.arrays import Pixels
 from polyfed.errors import InputError
 
 _GREY_MODES = ("1", "L", "LA", "I", "I;16", "F")
-_MOST_PIXELS = 50_000_000
+_MAX_PIXELS = 50_000_000
 
 
 class PictureStack:
-    """Collects a known number of pictures. The first one sets the size unless a size to scale to is given.
+    """Array of decoded pictures, filled one by one. The first picture sets the size unless `resize` is given.
 
-    With `channels` None the first picture also decides between grey and colour.
+    If `channels` is None, the first picture also decides between greyscale and colour.
     """
 
-    def __init__(self, number: int, *, channels: int | None, resize: int | None) -> None:
-        self._number = number
-        self._filled = 0
+    def __init__(self, total: int, *, channels: int | None, resize: int | None) -> None:
+        self._total = total
+        self._count = 0
         self._channels = channels
-        self._all_grey = False
+        self._first_is_grey = False
         self._resize = resize
         self._pixels: Pixels | None = None
         self.jpeg = False
         self.resized = False
 
     def add(self, encoded: bytes | Path, where: str) -> None:
-        """Decode one more picture; `where` names it in errors."""
+        """Decode a picture and append it. `where` identifies the picture in error messages."""
         array = self._decode(encoded, where)
         if self._pixels is None:
-            self._pixels = np.empty((self._number, *array.shape), dtype=np.uint8)
+            self._pixels = np.empty((self._total, *array.shape), dtype=np.uint8)
         if array.shape != self._pixels.shape[1:]:
             raise InputError(
                 f"{where}: the picture is {_size(array.shape)}, but the first one is "
                 f"{_size(self._pixels.shape[1:])}; all pictures need one size; set data.resize to scale them"
             )
-        self._pixels[self._filled] = array
-        self._filled += 1
+        self._pixels[self._count] = array
+        self._count += 1
 
     def pixels(self) -> Pixels:
-        """All pictures, (n, C, H, W)."""
-        if self._pixels is None or self._filled != self._number:
-            raise ValueError(f"{self._filled} of {self._number} pictures were added")
+        """Return all pictures as (n, C, H, W)."""
+        if self._pixels is None or self._count != self._total:
+            raise ValueError(f"{self._count} of {self._total} pictures were added")
         return self._pixels
 
     def _decode(self, encoded: bytes | Path, where: str) -> Pixels:
@@ -55,25 +55,31 @@ class PictureStack:
 
         try:
             with Image.open(io.BytesIO(encoded) if isinstance(encoded, bytes) else encoded) as picture:
-                if picture.width * picture.height > _MOST_PIXELS:
+                if picture.width * picture.height > _MAX_PIXELS:
                     raise InputError(
-                        f"{where}: the picture is {picture.width}x{picture.height}, too large to be decoded"
+                        f"{where}: the picture is {picture.width}x{picture.height}, but at most {_MAX_PIXELS:,} "
+                        "pixels are allowed"
                     )
                 self.jpeg |= picture.format in ("JPEG", "MPO")
-                array = np.asarray(self._fitted(picture, where))
+                array = np.asarray(self._converted(picture, where))
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise InputError(f"{where}: the picture cannot be decoded ({error}); a whole image is needed") from error
+            raise InputError(
+                f"{where}: the picture cannot be decoded ({error}); the file may be incomplete"
+            ) from error
         return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
 
-    def _fitted(self, picture: Any, where: str) -> Any:
+    def _converted(self, picture: Any, where: str) -> Any:
+        """Return the picture with the right channels, cropped to the central square and resized if requested."""
         from PIL import Image
 
         grey = picture.mode in _GREY_MODES
         if self._channels is None:
             self._channels = 1 if grey else 3
-            self._all_grey = grey
-        elif self._all_grey and not grey:
-            raise InputError(f"{where}: the picture is in colour, but the first one is grey; all need one kind")
+            self._first_is_grey = grey
+        elif self._first_is_grey and not grey:
+            raise InputError(
+                f"{where}: the picture is in colour, but the first one is greyscale; all must be the same"
+            )
         converted = picture.convert("L" if self._channels == 1 else "RGB")
         if self._resize is None or converted.size == (self._resize, self._resize):
             return converted

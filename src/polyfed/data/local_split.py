@@ -1,4 +1,4 @@
-"""The split of each client's own share into a part to train on and a part to test on (experiments.md 2.6)."""
+"""Local split: the samples of each client are split into training and held-out samples, stratified by class."""
 
 from __future__ import annotations
 
@@ -9,64 +9,67 @@ from polyfed.errors import InputError
 
 
 def check_fraction(fraction: float, key: str = "data.test_fraction") -> None:
-    """Refuse a fraction that leaves nothing to train on."""
+    """Raise `InputError` if a fraction is negative or leaves no training samples."""
     if not 0.0 <= fraction < 1.0:
         raise InputError(f"{key} is {fraction}, but it must be at least 0 and below 1")
 
 
 def local_split(
-    shares: list[Ints], labels: Ints, fraction: float, rng: np.random.Generator
+    client_indices: list[Ints], labels: Ints, fraction: float, rng: np.random.Generator
 ) -> tuple[list[Ints], list[Ints]]:
-    """Cut every share into (kept, held out), class by class, for all clients at once.
+    """Split the samples of every client into (training, held-out), stratified by class, for all clients at once.
 
-    A class of one sample is kept. Of the others a client holds out `fraction` of their samples, rounded to the
-    nearest whole number; each class gives the floor of its own fraction, and the rest comes from the classes with
-    the largest remainders, but every class keeps at least one sample. A client with two samples or more that would
-    hold out nothing holds out one, from its largest class. Every client keeps at least one sample.
+    A client holds out `fraction` of its samples, rounded to the nearest integer. Classes with a single sample do not
+    count and stay in training. Each class holds out the floor of its own fraction. The classes with the largest
+    remainders hold out one more, but every class has at least one training sample. A client with at least two samples
+    holds out at least one, from its largest class if necessary. Every client has at least one training sample.
     """
-    sizes = np.array([len(share) for share in shares])
+    clients = len(client_indices)
+    sizes = np.array([len(indices) for indices in client_indices])
     if fraction == 0.0:
-        return [np.sort(share) for share in shares], [np.empty(0, dtype=np.int64) for _ in shares]
-    samples = np.concatenate(shares)
-    owner = np.repeat(np.arange(len(shares)), sizes)
-    # Sorted by client and class, in random order inside: the first few of each run are held out.
-    order = np.lexsort((rng.random(len(samples)), labels[samples], owner))
-    samples, owner = samples[order], owner[order]
-    starts = np.flatnonzero(np.diff(owner, prepend=-1) | np.diff(labels[samples], prepend=-1))
+        return [np.sort(indices) for indices in client_indices], [np.empty(0, dtype=np.int64) for _ in client_indices]
+    samples = np.concatenate(client_indices)
+    owners = np.repeat(np.arange(clients), sizes)
+    # Sort by client and class, shuffled within a class. The first samples of each (client, class) run are held out.
+    order = np.lexsort((rng.random(len(samples)), labels[samples], owners))
+    samples, owners = samples[order], owners[order]
+    starts = np.flatnonzero(np.diff(owners, prepend=-1) | np.diff(labels[samples], prepend=-1))
     lengths = np.diff(starts, append=len(samples))
-    take = _amounts(owner[starts], lengths, fraction, len(shares), rng)
+    counts = _held_out_counts(owners[starts], lengths, fraction, clients, rng)
     rank = np.arange(len(samples)) - np.repeat(starts, lengths)
-    held_out = rank < np.repeat(take, lengths)
-    return _per_client(samples, owner, ~held_out, len(shares)), _per_client(samples, owner, held_out, len(shares))
+    held_out = rank < np.repeat(counts, lengths)
+    return _by_client(samples, owners, ~held_out, clients), _by_client(samples, owners, held_out, clients)
 
 
-def _amounts(client: Ints, lengths: Ints, fraction: float, clients: int, rng: np.random.Generator) -> Ints:
-    """How many samples each run of one client and class holds out."""
-    wanted = np.where(lengths > 1, fraction * lengths, 0.0)
-    take = np.minimum(np.floor(wanted + 1e-9).astype(np.int64), lengths - 1)
-    remainder = np.where(take < lengths - 1, wanted - take, 0.0)
-    target = np.floor(np.bincount(client, wanted, clients) + 0.5 + 1e-9)
-    missing = (target - np.bincount(client, take, clients)).astype(np.int64)
-    # Within each client, runs from the largest remainder down (ties by lot); the first `missing` give one more.
-    order = np.lexsort((rng.random(len(client)), -remainder, client))
-    first = np.searchsorted(client, np.arange(clients))
-    place = np.arange(len(client)) - first[client[order]]
-    more = (place < missing[client[order]]) & (remainder[order] > 1e-9)
-    take[order[more]] += 1
-    _hold_out_at_least_one(take, client, lengths, clients)
-    return take
+def _held_out_counts(owners: Ints, lengths: Ints, fraction: float, clients: int, rng: np.random.Generator) -> Ints:
+    """Return how many samples each (client, class) run holds out."""
+    exact = np.where(lengths > 1, fraction * lengths, 0.0)
+    counts = np.minimum(np.floor(exact + 1e-9).astype(np.int64), lengths - 1)
+    remainders = np.where(counts < lengths - 1, exact - counts, 0.0)
+    targets = np.floor(np.bincount(owners, exact, clients) + 0.5 + 1e-9)
+    missing = (targets - np.bincount(owners, counts, clients)).astype(np.int64)
+    # Sort the runs of each client by remainder, largest first, ties at random. The first `missing` get one more.
+    order = np.lexsort((rng.random(len(owners)), -remainders, owners))
+    first = np.searchsorted(owners, np.arange(clients))
+    rank = np.arange(len(owners)) - first[owners[order]]
+    gets_one_more = (rank < missing[owners[order]]) & (remainders[order] > 1e-9)
+    counts[order[gets_one_more]] += 1
+    _hold_out_at_least_one(counts, owners, lengths, clients)
+    return counts
 
 
-def _hold_out_at_least_one(take: Ints, client: Ints, lengths: Ints, clients: int) -> None:
-    without = (np.bincount(client, take, clients) == 0) & (np.bincount(client, lengths, clients) >= 2)
-    largest_first = np.lexsort((-lengths, client))
-    head = largest_first[np.searchsorted(client, np.flatnonzero(without))]
-    take[head] += 1
+def _hold_out_at_least_one(counts: Ints, owners: Ints, lengths: Ints, clients: int) -> None:
+    """Hold out one sample of the largest class of each client that has two samples and holds out none. In place."""
+    without = (np.bincount(owners, counts, clients) == 0) & (np.bincount(owners, lengths, clients) >= 2)
+    largest_first = np.lexsort((-lengths, owners))
+    largest = largest_first[np.searchsorted(owners, np.flatnonzero(without))]
+    counts[largest] += 1
 
 
-def _per_client(
-    samples: Ints, owner: Ints, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]], clients: int
+def _by_client(
+    samples: Ints, owners: Ints, mask: np.ndarray[tuple[int], np.dtype[np.bool_]], clients: int
 ) -> list[Ints]:
-    mine, whose = samples[chosen], owner[chosen]
-    order = np.lexsort((mine, whose))
-    return np.split(mine[order], np.searchsorted(whose[order], np.arange(1, clients)))
+    """Return the samples of the mask by client, sorted."""
+    samples, owners = samples[mask], owners[mask]
+    order = np.lexsort((samples, owners))
+    return np.split(samples[order], np.searchsorted(owners[order], np.arange(1, clients)))

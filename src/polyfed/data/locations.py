@@ -1,4 +1,4 @@
-"""Where the files of a dataset are: in a folder, in an installed package or on the hub."""
+"""Search for the files of a dataset: in a folder, in an installed package or on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from polyfed.errors import InputError
 
 @dataclass(frozen=True)
 class Place:
-    """Files that were found: a function for the digest of their content, and one that decodes them."""
+    """Location of a dataset: a function that returns the digest of its files, and one that decodes them."""
 
     digest: Callable[[], str]
     decode: Callable[[], Decoded]
@@ -32,7 +32,9 @@ class Place:
 
 @dataclass(frozen=True)
 class _Layout:
-    name: str  # in `data.layout`; "auto": files of one published dataset
+    """File layout: a function that finds the files of each split, and one that decodes them."""
+
+    name: str  # value of `data.layout`; "auto": layout of one published dataset
     find: Callable[[Path, KnownDataset], SplitFiles | None]
     read: Callable[[Path, SplitFiles, KnownDataset], Splits]
 
@@ -56,7 +58,7 @@ ACCEPTED = (
 
 
 def locate(known: KnownDataset, root: Path | None, how: Format | None = None) -> Place:
-    """Return the first place that has the dataset. Only names of files are read, nothing is decoded."""
+    """Return the first location that has the dataset. This only searches for file names and decodes nothing."""
     if known.name in ("digits", *BUNDLED_TABLES):
         return _bundled_place(known.name)
     if root is not None:
@@ -66,7 +68,7 @@ def locate(known: KnownDataset, root: Path | None, how: Format | None = None) ->
         if place is None:
             raise InputError(
                 f"cannot find dataset '{known.name}' in data.root '{root}' or in its subfolder '{known.name}'"
-                f"{_as_layout(known)}; accepted: {ACCEPTED}"
+                f"{_layout_hint(known)}; accepted: {ACCEPTED}"
             )
         return place
     return local_place(known, [Path(folder) for folder in known.installed]) or _hub_place(known)
@@ -89,7 +91,7 @@ def _candidates(known: KnownDataset, root: Path) -> list[Path]:
     return [root / known.name, *(root / folder for folder in known.folders), root]
 
 
-def _as_layout(known: KnownDataset) -> str:
+def _layout_hint(known: KnownDataset) -> str:
     return "" if known.format.layout == "auto" else f" as {known.format.layout}"
 
 
@@ -102,20 +104,20 @@ def _bundled_place(name: str) -> Place:
 
 
 def local_place(known: KnownDataset, folders: list[Path]) -> Place | None:
-    """Return the first folder that has files in a layout that can be read."""
-    wanted = known.format.layout
+    """Return the first folder that has files in a supported layout, or None."""
+    layout_name = known.format.layout
     for folder in folders:
-        for layout in (entry for entry in _LAYOUTS if wanted in ("auto", entry.name)):
-            found = layout.find(folder, known) if folder.is_dir() else None
-            if found is not None:
-                return _place_of(known, layout, folder, found)
+        for layout in (entry for entry in _LAYOUTS if layout_name in ("auto", entry.name)):
+            files = layout.find(folder, known) if folder.is_dir() else None
+            if files is not None:
+                return _place_of(known, layout, folder, files)
     return None
 
 
-def _place_of(known: KnownDataset, layout: _Layout, folder: Path, found: SplitFiles) -> Place:
+def _place_of(known: KnownDataset, layout: _Layout, folder: Path, split_files: SplitFiles) -> Place:
     return Place(
-        digest=lambda: files_digest(folder, [file for files in found.values() for file in files]),
-        decode=lambda: assemble(known, layout.read(folder, found, known)),
+        digest=lambda: files_digest(folder, [file for files in split_files.values() for file in files]),
+        decode=lambda: assemble(known, layout.read(folder, split_files, known)),
     )
 
 
@@ -124,7 +126,7 @@ def _hub_place(known: KnownDataset) -> Place:
         from polyfed.data.hub import decode_hub
 
         installed = " or ".join(f"'{folder}'" for folder in known.installed)
-        looked = "no data.root is set" + (f", there are no files of it in {installed}" if installed else "")
-        return decode_hub(known, looked, ACCEPTED)
+        searched = "data.root is not set" + (f", {installed} has no files of it" if installed else "")
+        return decode_hub(known, searched, ACCEPTED)
 
     return Place(digest=lambda: f"hub:{known.hub}:{known.hub_config}", decode=decode)

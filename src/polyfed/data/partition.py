@@ -22,8 +22,8 @@ from polyfed.errors import InputError
 
 __all__ = ["SCHEMES", "Option", "Partition", "Scheme", "make", "matched_test", "read", "save"]
 
-# PFLlib's batch size, for the smallest sensible client when no batch size is given.
-_USUAL_BATCH = 10
+# PFLlib's batch size: it sets the smallest reasonable client if no batch size is given.
+_DEFAULT_BATCH_SIZE = 10
 
 
 def make(
@@ -44,7 +44,7 @@ def make(
     value per sample, for the scheme `column`.
     """
     name, options = settings_of(settings)
-    labels = _checked_labels(labels, classes)
+    labels = _validate_labels(labels, classes)
     check_fraction(test_fraction)
     check_fraction(test_fraction + validation_fraction, "data.test_fraction plus the validation fraction")
     if clients < 1:
@@ -58,20 +58,22 @@ def make(
         )
     notes: list[str] = []
     if name == "ratio" and options["reading"] == "split":
-        test_fraction, validation_fraction, note = _split_reading(options["ratio"])
+        test_fraction, validation_fraction, note = _split_fractions(options["ratio"])
         notes.append(note)
-    least = min((batch_size or _USUAL_BATCH) / (test_fraction or 1.0), len(labels) / (2 * clients))
+    least = min((batch_size or _DEFAULT_BATCH_SIZE) / (test_fraction or 1.0), len(labels) / (2 * clients))
     if name == "column":
-        shares, more = by_column(columns or {}, str(options["column"]), clients)
+        indices, scheme_notes = by_column(columns or {}, str(options["column"]), clients)
     else:
-        shares, more = _shares(name, options, labels, classes, clients, rng, least)
-    _refuse_empty(shares)
-    kept, test = local_split(shares, labels, test_fraction, rng)
-    train, validation = local_split(kept, labels, validation_fraction / (1.0 - test_fraction), rng)
-    return Partition(tuple(train), tuple(test), (*notes, *more), tuple(validation) if validation_fraction else ())
+        indices, scheme_notes = _assign_samples(name, options, labels, classes, clients, rng, least)
+    _check_not_empty(indices)
+    rest, test = local_split(indices, labels, test_fraction, rng)
+    train, validation = local_split(rest, labels, validation_fraction / (1.0 - test_fraction), rng)
+    notes += scheme_notes
+    return Partition(tuple(train), tuple(test), tuple(notes), tuple(validation) if validation_fraction else ())
 
 
-def _checked_labels(labels: Ints, classes: int) -> Ints:
+def _validate_labels(labels: Ints, classes: int) -> Ints:
+    """Return the labels as int64. Raise `InputError` if there are none or if one is outside of the classes."""
     labels = np.asarray(labels, dtype=np.int64)
     if labels.ndim != 1 or len(labels) == 0:
         raise InputError(f"labels have shape {labels.shape}, but one label per sample and at least one are needed")
@@ -83,7 +85,7 @@ def _checked_labels(labels: Ints, classes: int) -> Ints:
     return labels
 
 
-def _shares(
+def _assign_samples(
     name: str,
     options: dict[str, Any],
     labels: Ints,
@@ -92,6 +94,7 @@ def _shares(
     rng: np.random.Generator,
     least: float,
 ) -> tuple[list[Ints], list[str]]:
+    """Run a scheme. Return the sample indices of each client, and notes."""
     if name == "iid":
         return iid(labels, clients, rng, **options), []
     if name == "dirichlet":
@@ -105,14 +108,14 @@ def _shares(
     if options["reading"] == "dominance":
         parts = ratio_of(options["ratio"])
         return dominance(labels, classes, clients, rng, parts=parts, groups=options["groups"])
-    per_client = options["classes_per_client"] or max(classes // 10, 1)
-    check_classes_per_client(per_client, classes)
+    classes_per_client = options["classes_per_client"] or max(classes // 10, 1)
+    check_classes_per_client(classes_per_client, classes)
     return pathological(
         labels,
         classes,
         clients,
         rng,
-        classes_per_client=per_client,
+        classes_per_client=classes_per_client,
         variant="pfllib",
         balance=True,
         cover_all=False,
@@ -120,42 +123,48 @@ def _shares(
     )
 
 
-def _split_reading(ratio: Any) -> tuple[float, float, str]:
-    """2.5, `split`: the ratio is train:validation:test of each client's own data."""
+def _split_fractions(ratio: Any) -> tuple[float, float, str]:
+    """Return the test and validation fractions of a ratio train:validation:test, and a note for the user."""
     parts = ratio_of(ratio)
     if len(parts) != 3:
         raise InputError(
             f"data.partition.ratio has {len(parts)} parts, but reading 'split' needs three: train, validation, test"
         )
     note = (
-        f"the ratio sets the local split: {parts[1]:.0%} validation and {parts[2]:.0%} test, not data.test_fraction"
+        f"the ratio sets the local split, {parts[1]:.0%} validation and {parts[2]:.0%} test; "
+        "data.test_fraction is ignored"
     )
     return parts[2], parts[1], note
 
 
-def _refuse_empty(shares: list[Ints]) -> None:
-    for client, share in enumerate(shares):
-        if len(share) == 0:
+def _check_not_empty(client_indices: list[Ints]) -> None:
+    for client, indices in enumerate(client_indices):
+        if len(indices) == 0:
             raise InputError(
-                f"data.partition leaves client {client} empty; use fewer clients, more samples or a milder split"
+                f"data.partition leaves client {client} without samples; use fewer clients, more samples or a less "
+                "skewed partition"
             )
 
 
 def matched_test(
     partition: Partition, train_labels: Ints, test_labels: Ints, classes: int, rng: np.random.Generator
 ) -> tuple[Ints, ...]:
-    """2.6 `matched`: the official test part shared out, each class in proportion to who trains on it."""
+    """Return test indices per client for `personal_test: matched`.
+
+    The official test split is divided between the clients: each class in proportion to the number of training
+    samples of this class that a client has. Test samples of a class without training samples are unused.
+    """
     train_labels, test_labels = np.asarray(train_labels), np.asarray(test_labels)
-    held = np.stack([np.bincount(train_labels[mine], minlength=classes) for mine in partition.train])
-    pieces: list[list[Ints]] = [[] for _ in partition.train]
+    label_counts = np.stack([np.bincount(train_labels[indices], minlength=classes) for indices in partition.train])
+    chunks: list[list[Ints]] = [[] for _ in partition.train]
     for label in range(classes):
         samples = rng.permutation(np.flatnonzero(test_labels == label))
-        total = int(held[:, label].sum())
+        total = int(label_counts[:, label].sum())
         if total == 0:
             continue
-        # floor(cumsum(share) * n_c) in whole numbers, so that no rounding error moves a cut.
-        ends = np.cumsum(held[:, label]) * len(samples) // total
-        for client, piece in enumerate(np.split(samples, ends[:-1])):
-            if len(piece):
-                pieces[client].append(piece)
-    return tuple(np.sort(np.concatenate([np.empty(0, dtype=np.int64), *mine])) for mine in pieces)
+        # floor(cumsum(fraction) * n) in integer arithmetic, so that rounding errors cannot move a cut.
+        ends = np.cumsum(label_counts[:, label]) * len(samples) // total
+        for client, chunk in enumerate(np.split(samples, ends[:-1])):
+            if len(chunk):
+                chunks[client].append(chunk)
+    return tuple(np.sort(np.concatenate([np.empty(0, dtype=np.int64), *own])) for own in chunks)

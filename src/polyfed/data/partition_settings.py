@@ -1,4 +1,4 @@
-"""The partition schemes by name, with their options, and the check of what a user wrote for them."""
+"""The partition schemes by name with their options, and the validation of `data.partition`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from polyfed.errors import InputError, nearest
 
 @dataclass(frozen=True)
 class Option:
-    """One setting of a scheme. `default` None with `required` False means: the scheme works it out."""
+    """One option of a scheme. If it is not required and its default is None, the scheme computes its value."""
 
     kind: str  # int | float | bool | text | mapping
     default: Any
@@ -23,85 +23,89 @@ class Option:
 
 
 class Scheme(NamedTuple):
-    """A way to share out samples: one line of description, and its options."""
+    """A partition scheme: a one-line description, and its options."""
 
     description: str
     options: Mapping[str, Option]
 
 
-_CLASSES = Option("int", 2, "classes each client holds (m)", least=1)
+_CLASSES = Option("int", 2, "number of classes per client", least=1)
 
 SCHEMES: Mapping[str, Scheme] = {
     "iid": Scheme(
-        "all samples shuffled and cut into nearly equal parts",
-        {"stratified": Option("bool", False, "cut every class into nearly equal parts instead")},
+        "shuffle all samples and cut them into nearly equal parts",
+        {"stratified": Option("bool", False, "also give every client a nearly equal part of every class")},
     ),
     "dirichlet": Scheme(
-        "each class is shared out in proportions drawn from a Dirichlet distribution",
+        "divide each class between clients in proportions from a Dirichlet distribution",
         {
-            "alpha": Option("float", 0.1, "concentration: small is skewed, large is even", above=0.0),
-            "balance": Option("bool", True, "clients that hold their fair number get no more of later classes"),
-            "min_size": Option("int", 10, "draw again until every client has this many samples", least=0),
-            "max_tries": Option("int", 1000, "give up after this many draws", least=1),
+            "alpha": Option("float", 0.1, "concentration; small values are skewed, large values even", above=0.0),
+            "balance": Option("bool", True, "clients that reach the mean size get no samples of later classes"),
+            "min_size": Option("int", 10, "sample again until every client has this many samples", least=0),
+            "max_tries": Option("int", 1000, "raise an error after this many attempts", least=1),
         },
     ),
     "pathological": Scheme(
-        "each client holds a few classes only",
+        "give each client samples of a few classes only",
         {
             "classes_per_client": _CLASSES,
             "variant": Option(
                 "text",
                 "pfllib",
-                "how classes are given to clients",
+                "how classes are assigned to clients",
                 choices=("pfllib", "first-deterministic", "shards"),
             ),
-            "balance": Option("bool", True, "holders of a class get equal parts of it; false draws the amounts"),
-            "cover_all": Option("bool", False, "classes nobody got go to the clients with fewest samples"),
+            "balance": Option("bool", True, "clients of a class get equal parts of it; false: random sizes"),
+            "cover_all": Option("bool", False, "assign classes without a client to the clients with fewest samples"),
         },
     ),
     "pfedhn": Scheme(
-        "each client picks the classes with most offers left; the amounts vary a little",
+        "give each client a few classes in slightly uneven parts, as in pFedHN",
         {
             "classes_per_client": _CLASSES,
-            "extra_offer": Option("bool", True, "one offer more per class than needed, as in pFedHN"),
+            "extra_offer": Option(
+                "bool", True, "cut every class into one part (offer) more than needed, as in pFedHN"
+            ),
         },
     ),
     "ratio": Scheme(
-        "each client's samples come in a fixed ratio, such as 8:1:1, from a few groups of classes",
+        "give each client samples of a few groups of classes in a fixed ratio such as 8:1:1",
         {
-            "ratio": Option("text", "8:1:1", "parts in words such as '8:1:1' or '6:2:2', or a list of numbers"),
+            "ratio": Option("text", "8:1:1", "the ratio, as text such as '8:1:1' or as a list of numbers"),
             "reading": Option(
                 "text",
                 "dominance",
-                "the ratio is between groups of classes, or splits local data into train:validation:test",
+                "dominance: ratio between groups of classes; split: train:validation:test of each client",
                 choices=("dominance", "split"),
             ),
-            "groups": Option("int", 10, "groups into which the classes are cut (dominance)", least=1),
+            "groups": Option("int", 10, "number of groups of classes (dominance)", least=1),
             "classes_per_client": Option(
-                "int", None, "classes each client holds (split); a tenth of the classes unless given", least=1
+                "int", None, "classes per client (split); default: a tenth of the classes", least=1
             ),
         },
     ),
     "column": Scheme(
-        "each value of a column, such as a hospital or a person, is one client",
-        {"column": Option("text", None, "the column's name", required=True)},
+        "make one client of each value of a column, such as a hospital or a person",
+        {"column": Option("text", None, "name of the column", required=True)},
     ),
     "file": Scheme(
-        "sample numbers from an .npz file with arrays train_0, test_0, train_1, ...",
-        {"path": Option("text", None, "the file", required=True)},
+        "read sample indices from an .npz file with arrays train_0, test_0, train_1, ...",
+        {"path": Option("text", None, "path of the .npz file", required=True)},
     ),
     "flower": Scheme(
-        "any partitioner of flwr-datasets",
+        "use a partitioner of flwr-datasets",
         {
-            "partitioner": Option("text", None, "the class, e.g. DirichletPartitioner", required=True),
-            "arguments": Option("mapping", {}, "its arguments; number of clients, label and seed are filled in"),
+            "partitioner": Option("text", None, "name of the class, such as DirichletPartitioner", required=True),
+            "arguments": Option(
+                "mapping", {}, "arguments of the class; polyfed adds number of clients, label column and seed"
+            ),
         },
     ),
 }
 
 
 def settings_of(settings: Mapping[str, object]) -> tuple[str, dict[str, Any]]:
-    """The scheme's name and all its options, checked and completed."""
+    """Return the name of the scheme and the values of all its options. Raise `InputError` for wrong ones."""
     name = settings.get("scheme")
     if not isinstance(name, str) or name not in SCHEMES:
         hint = nearest(str(name), SCHEMES)
@@ -112,18 +116,20 @@ def settings_of(settings: Mapping[str, object]) -> tuple[str, dict[str, Any]]:
             raise InputError(
                 f"data.partition.{key} is not an option of scheme '{name}'; {nearest(str(key), options)}"
             )
-    return name, {key: _checked(name, key, option, settings) for key, option in options.items()}
+    return name, {key: _validated_value(name, key, option, settings) for key, option in options.items()}
 
 
-def _checked(scheme: str, key: str, option: Option, settings: Mapping[str, object]) -> Any:
+def _validated_value(scheme: str, key: str, option: Option, settings: Mapping[str, object]) -> Any:
     where = f"data.partition.{key}"
     value = settings.get(key)
     if value is None:
         if option.required:
             raise InputError(f"{where} is missing; scheme '{scheme}' needs it: {option.help}")
         return option.default
-    if not _fits(option.kind, key, value):
-        raise InputError(f"{where} is {value!r}, but scheme '{scheme}' needs a {_WORDS[option.kind]}: {option.help}")
+    if not _has_type(option.kind, key, value):
+        raise InputError(
+            f"{where} is {value!r}, but scheme '{scheme}' needs a {_TYPE_NAMES[option.kind]}: {option.help}"
+        )
     if option.choices and value not in option.choices:
         raise InputError(f"{where} is {value!r}; {nearest(str(value), option.choices)}")
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -134,7 +140,7 @@ def _checked(scheme: str, key: str, option: Option, settings: Mapping[str, objec
     return value
 
 
-_WORDS = {
+_TYPE_NAMES = {
     "int": "whole number",
     "float": "number",
     "bool": "true or false value",
@@ -143,7 +149,7 @@ _WORDS = {
 }
 
 
-def _fits(kind: str, key: str, value: object) -> bool:
+def _has_type(kind: str, key: str, value: object) -> bool:
     if kind == "bool":
         return isinstance(value, bool)
     if kind in ("int", "float"):

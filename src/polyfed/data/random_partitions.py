@@ -1,4 +1,4 @@
-"""Shares by chance: `iid` and `dirichlet` (experiments.md 2.1 and 2.2)."""
+"""Random partitions: `iid` and `dirichlet`."""
 
 from __future__ import annotations
 
@@ -8,24 +8,26 @@ import numpy.typing as npt
 from polyfed.data.arrays import Ints
 from polyfed.errors import InputError
 
-Shares = list[Ints]
-# Draws are made in blocks, so that a thousand tries cost a few array operations and little memory.
-_BLOCK_NUMBERS = 1_000_000
-_LARGEST_BLOCK = 64
-# A draw over more pairs of class and client than this counts as several tries (but 50 draws are always made):
-# on such sizes draws hardly differ from each other, and a hopeless setting must be refused within a second.
-_PAIRS_PER_TRY = 10_000
-_FEWEST_DRAWS = 50
+# Attempts are sampled in batches: a thousand attempts then take a few array operations and little memory.
+_VALUES_PER_BATCH = 1_000_000
+_MAX_BATCH_SIZE = 64
+# An attempt with more (class, client) pairs than this counts as several attempts, but at least 50 are sampled.
+# Attempts of this size hardly differ from each other, and an infeasible setting must fail within a second.
+_PAIRS_PER_ATTEMPT = 10_000
+_MIN_ATTEMPTS = 50
 
 
-def iid(labels: Ints, clients: int, rng: np.random.Generator, *, stratified: bool) -> Shares:
-    """Shuffle and cut into parts whose sizes differ by at most one; stratified, also within every class."""
+def iid(labels: Ints, clients: int, rng: np.random.Generator, *, stratified: bool) -> list[Ints]:
+    """Shuffle the samples and cut them into parts whose sizes differ by at most one.
+
+    If `stratified`, the samples of every class are also divided into parts whose sizes differ by at most one.
+    """
     order = rng.permutation(len(labels))
     if not stratified:
         return np.array_split(order, clients)
-    # Dealing the samples out class after class keeps both the class parts and the totals within one.
-    dealt = order[np.argsort(labels[order], kind="stable")]
-    return [dealt[client::clients] for client in range(clients)]
+    # Round-robin over samples sorted by class balances the classes and the totals at once.
+    sorted_by_class = order[np.argsort(labels[order], kind="stable")]
+    return [sorted_by_class[client::clients] for client in range(clients)]
 
 
 def dirichlet(
@@ -38,78 +40,86 @@ def dirichlet(
     balance: bool,
     min_size: int,
     max_tries: int,
-) -> Shares:
-    """Give every class out in proportions q ~ Dir(alpha), until the smallest client has `min_size`."""
-    counts = np.bincount(labels, minlength=classes)
-    least = max(min_size, 1)
-    if least * clients > len(labels):
+) -> list[Ints]:
+    """Divide every class between the clients in proportions q ~ Dir(alpha).
+
+    Sample the proportions again until the smallest client has at least `min_size` samples.
+    """
+    class_counts = np.bincount(labels, minlength=classes)
+    min_size = max(min_size, 1)
+    if min_size * clients > len(labels):
         raise InputError(
-            f"data.partition: {clients} clients with at least {least} samples each need {least * clients} "
+            f"data.partition: {clients} clients with at least {min_size} samples each need {min_size * clients} "
             f"samples, but there are {len(labels)}; use fewer clients, more samples or a smaller min_size"
         )
-    amounts = _draw_amounts(counts, clients, rng, alpha, balance, least, max_tries)
+    counts = _sample_counts(class_counts, clients, rng, alpha, balance, min_size, max_tries)
     by_class = [rng.permutation(np.flatnonzero(labels == label)) for label in range(classes)]
-    pieces = [np.split(by_class[label], np.cumsum(amounts[label])[:-1]) for label in range(classes)]
-    return [np.concatenate([pieces[label][client] for label in range(classes)]) for client in range(clients)]
+    chunks = [np.split(by_class[label], np.cumsum(counts[label])[:-1]) for label in range(classes)]
+    return [np.concatenate([chunks[label][client] for label in range(classes)]) for client in range(clients)]
 
 
-def _draw_amounts(
-    counts: Ints,
+def _sample_counts(
+    class_counts: Ints,
     clients: int,
     rng: np.random.Generator,
     alpha: float,
     balance: bool,
-    least: int,
+    min_size: int,
     max_tries: int,
 ) -> Ints:
-    """How many samples of each class each client gets, (classes, clients): the first draw that suits."""
-    pairs = len(counts) * clients
-    draws = min(max_tries, max(_FEWEST_DRAWS, max_tries * _PAIRS_PER_TRY // pairs))
-    best, poorest, tried, block = -1, 0, 0, 1
-    while tried < draws:
-        block = max(1, min(block, draws - tried, _BLOCK_NUMBERS // pairs))
-        amounts = _one_block(counts, clients, rng, alpha, balance, block)
-        totals = amounts.sum(axis=1)
-        smallest = totals.min(axis=1)
-        suits = np.flatnonzero(smallest >= least)
-        if len(suits):
-            chosen: Ints = amounts[suits[0]]
-            return chosen
-        winner = int(np.argmax(smallest))
-        if smallest[winner] > best:
-            best, poorest = int(smallest[winner]), int(np.argmin(totals[winner]))
-        tried += block
-        block = min(2 * block, _LARGEST_BLOCK)
-    held = "empty" if best == 0 else f"with {best} samples"
+    """Return how many samples of each class each client gets, as (classes, clients).
+
+    This is the first attempt in which every client has at least `min_size` samples.
+    """
+    pairs = len(class_counts) * clients
+    attempts = min(max_tries, max(_MIN_ATTEMPTS, max_tries * _PAIRS_PER_ATTEMPT // pairs))
+    best_size, smallest_client, tried, batch_size = -1, 0, 0, 1
+    while tried < attempts:
+        batch_size = max(1, min(batch_size, attempts - tried, _VALUES_PER_BATCH // pairs))
+        counts = _sample_batch(class_counts, clients, rng, alpha, balance, batch_size)
+        client_sizes = counts.sum(axis=1)
+        min_sizes = client_sizes.min(axis=1)
+        valid = np.flatnonzero(min_sizes >= min_size)
+        if len(valid):
+            first_valid: Ints = counts[valid[0]]
+            return first_valid
+        best = int(np.argmax(min_sizes))
+        if min_sizes[best] > best_size:
+            best_size, smallest_client = int(min_sizes[best]), int(np.argmin(client_sizes[best]))
+        tried += batch_size
+        batch_size = min(2 * batch_size, _MAX_BATCH_SIZE)
+    size = "empty" if best_size == 0 else f"with {best_size} samples"
     raise InputError(
-        f"data.partition: dirichlet with alpha {alpha:g} left client {poorest} {held} in the best of {draws} draws, "
-        f"but each of the {clients} clients needs at least {least}; "
+        f"data.partition: dirichlet with alpha {alpha:g} left client {smallest_client} {size} in the best of "
+        f"{attempts} attempts, but each of the {clients} clients needs at least {min_size}; "
         "use a larger alpha, fewer clients, more samples, a smaller min_size or more max_tries"
     )
 
 
-def _one_block(counts: Ints, clients: int, rng: np.random.Generator, alpha: float, balance: bool, tries: int) -> Ints:
-    """Independent draws, (tries, classes, clients)."""
-    proportions = rng.dirichlet(np.full(clients, alpha), size=(tries, len(counts)))
+def _sample_batch(
+    class_counts: Ints, clients: int, rng: np.random.Generator, alpha: float, balance: bool, batch_size: int
+) -> Ints:
+    """Return the counts of independent attempts, as (batch_size, classes, clients)."""
+    proportions = rng.dirichlet(np.full(clients, alpha), size=(batch_size, len(class_counts)))
     if not balance:
-        return _cut(proportions, counts[:, None])
-    fair = counts.sum() / clients
-    held = np.zeros((tries, clients), dtype=np.int64)
-    amounts = np.empty(proportions.shape, dtype=np.int64)
-    for label, count in enumerate(counts):
-        below = held < fair
-        q = np.where(below, proportions[:, label], 0.0)
+        return _counts_from_proportions(proportions, class_counts[:, None])
+    mean_size = class_counts.sum() / clients
+    client_sizes = np.zeros((batch_size, clients), dtype=np.int64)
+    counts = np.empty(proportions.shape, dtype=np.int64)
+    for label, class_count in enumerate(class_counts):
+        below_mean = client_sizes < mean_size
+        q = np.where(below_mean, proportions[:, label], 0.0)
         total = q.sum(axis=1, keepdims=True)
-        # Guard of 2.2: when all proportions vanish, clients below the cap share the class evenly.
-        q = np.where(total > 0, q, below)
-        amounts[:, label] = _cut(q / q.sum(axis=1, keepdims=True), count)
-        held += amounts[:, label]
-    return amounts
+        # If all proportions are zero, clients below the mean size get equal parts of the class.
+        q = np.where(total > 0, q, below_mean)
+        counts[:, label] = _counts_from_proportions(q / q.sum(axis=1, keepdims=True), class_count)
+        client_sizes += counts[:, label]
+    return counts
 
 
-def _cut(proportions: npt.NDArray[np.float64], count: Ints | np.int64) -> Ints:
-    """Cut at floor(cumsum(q) * n_c)."""
-    # The tiny term keeps a sum that was rounded to 0.999... from moving the last cut.
-    ends = np.floor(np.cumsum(proportions, axis=-1) * count + 1e-9).astype(np.int64)
-    ends[..., -1] = np.broadcast_to(np.asarray(count), ends.shape)[..., -1]
+def _counts_from_proportions(proportions: npt.NDArray[np.float64], class_count: Ints | np.int64) -> Ints:
+    """Return integer counts: cut a class of n samples at floor(cumsum(q) * n)."""
+    # The small constant corrects for rounding errors, such as a sum of 0.999... instead of 1.
+    ends = np.floor(np.cumsum(proportions, axis=-1) * class_count + 1e-9).astype(np.int64)
+    ends[..., -1] = np.broadcast_to(np.asarray(class_count), ends.shape)[..., -1]
     return np.diff(ends, axis=-1, prepend=0)

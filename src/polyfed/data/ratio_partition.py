@@ -1,4 +1,4 @@
-"""Shares in a fixed ratio between groups of classes: `ratio` with reading `dominance` (experiments.md 2.5)."""
+"""Partition in a fixed ratio between groups of classes: scheme `ratio` with reading `dominance`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from polyfed.errors import InputError
 
 
 def ratio_of(value: str | list[float] | tuple[float, ...]) -> list[float]:
-    """The parts of a ratio such as "8:1:1" or [8, 1, 1], as fractions of one."""
-    words = value.split(":") if isinstance(value, str) else list(value)
+    """Return the parts of a ratio such as "8:1:1" or [8, 1, 1] as fractions that add up to 1."""
+    entries = value.split(":") if isinstance(value, str) else list(value)
     try:
-        parts = [float(word) for word in words]
+        parts = [float(entry) for entry in entries]
     except (TypeError, ValueError):
         parts = []
     if len(parts) < 2 or not all(0 < part < float("inf") for part in parts):
@@ -22,44 +22,48 @@ def ratio_of(value: str | list[float] | tuple[float, ...]) -> list[float]:
     return [part / sum(parts) for part in parts]
 
 
-class _Store:
-    """The samples left, class by class, in shuffled order."""
+class _SamplePool:
+    """The samples that are not assigned yet, by class, in shuffled order."""
 
     def __init__(self, labels: Ints, groups: list[Ints], rng: np.random.Generator) -> None:
         self.rng = rng
         self.groups = groups
         classes = sum(len(group) for group in groups)
         self.by_class = [rng.permutation(np.flatnonzero(labels == label)) for label in range(classes)]
-        self.left = np.array([len(samples) for samples in self.by_class])
+        self.remaining = np.array([len(indices) for indices in self.by_class])
 
-    def left_in_groups(self) -> Ints:
-        return np.array([self.left[group].sum() for group in self.groups])
+    def remaining_by_group(self) -> Ints:
+        """Return the number of unassigned samples of each group."""
+        return np.array([self.remaining[group].sum() for group in self.groups])
 
-    def take(self, group: int, wanted: int) -> list[Ints]:
-        """Up to so many samples of a group, equally many of each of its classes as far as they go."""
-        members = self.groups[group]
-        give = np.zeros(len(members), dtype=np.int64)
-        wanted = min(wanted, int(self.left[members].sum()))
-        while wanted:
-            open_ = np.flatnonzero(self.left[members] > give)
-            each, rest = divmod(wanted, len(open_))
-            more = np.full(len(open_), each)
-            more[self.rng.permutation(len(open_))[:rest]] += 1
-            more = np.minimum(more, self.left[members][open_] - give[open_])
-            give[open_] += more
-            wanted -= int(more.sum())
-        pieces = []
-        for label, number in zip(members, give, strict=True):
-            start = len(self.by_class[label]) - self.left[label]
-            pieces.append(self.by_class[label][start : start + number])
-        self.left[members] -= give
-        return pieces
+    def take(self, group: int, count: int) -> list[Ints]:
+        """Take up to `count` samples of a group, in equal numbers from its classes while they last."""
+        classes = self.groups[group]
+        taken = np.zeros(len(classes), dtype=np.int64)
+        count = min(count, int(self.remaining[classes].sum()))
+        while count:
+            available = np.flatnonzero(self.remaining[classes] > taken)
+            each, rest = divmod(count, len(available))
+            extra = np.full(len(available), each)
+            extra[self.rng.permutation(len(available))[:rest]] += 1
+            extra = np.minimum(extra, self.remaining[classes][available] - taken[available])
+            taken[available] += extra
+            count -= int(extra.sum())
+        chunks = []
+        for label, number in zip(classes, taken, strict=True):
+            start = len(self.by_class[label]) - self.remaining[label]
+            chunks.append(self.by_class[label][start : start + number])
+        self.remaining[classes] -= taken
+        return chunks
 
 
 def dominance(
     labels: Ints, classes: int, clients: int, rng: np.random.Generator, *, parts: list[float], groups: int
 ) -> tuple[list[Ints], list[str]]:
-    """Client k's samples come from its main group k mod G and from others drawn by lot, in the given ratio."""
+    """Give client k samples of its main group k mod G and of random other groups, in the ratio `parts`.
+
+    Return the sample indices of each client, and notes.
+    """
     if groups > classes or groups < len(parts):
         raise InputError(
             f"data.partition.groups is {groups}, but a ratio of {len(parts)} parts over {classes} classes needs "
@@ -71,46 +75,47 @@ def dominance(
             f"data.partition: {len(labels)} samples are too few for {clients} clients, so client {len(labels)} would "
             "be empty; use fewer clients or more samples"
         )
-    store = _Store(labels, np.array_split(np.arange(classes), groups), rng)
-    shares: list[Ints] = []
-    moved, movers = 0, 0
+    pool = _SamplePool(labels, np.array_split(np.arange(classes), groups), rng)
+    indices: list[Ints] = []
+    replaced, affected_clients = 0, 0
     for client in range(clients):
         main = client % groups
         others = rng.permutation(np.delete(np.arange(groups), main))[: len(parts) - 1]
-        pieces, short = _collect(store, [main, *others.tolist()], _whole(parts, size))
-        shares.append(np.concatenate(pieces))
-        moved, movers = moved + short, movers + int(short > 0)
+        chunks, shortfall = _take_groups(pool, [main, *others.tolist()], _integer_counts(parts, size))
+        indices.append(np.concatenate(chunks))
+        replaced, affected_clients = replaced + shortfall, affected_clients + int(shortfall > 0)
     notes = []
-    if moved:
+    if replaced:
         notes.append(
-            f"{moved} of {size * clients} samples, at {movers} of {clients} clients, came from other groups "
-            "because the wanted ones had run out"
+            f"{replaced} of {size * clients} samples, at {affected_clients} of {clients} clients, came from other "
+            "groups because the groups of the ratio had no samples left"
         )
     unused = len(labels) - size * clients
     if unused:
         notes.append(f"{unused} samples are unused: every client gets {size}")
-    return shares, notes
+    return indices, notes
 
 
-def _collect(store: _Store, groups: list[int], demands: list[int]) -> tuple[list[Ints], int]:
-    pieces: list[Ints] = []
-    short = 0
-    for group, demand in zip(groups, demands, strict=True):
-        got = store.take(group, demand)
-        pieces += got
-        short += demand - sum(len(piece) for piece in got)
-    missing = short
+def _take_groups(pool: _SamplePool, groups: list[int], counts: list[int]) -> tuple[list[Ints], int]:
+    """Take `counts` samples of the groups. Return them, and how many had to come from other groups."""
+    chunks: list[Ints] = []
+    shortfall = 0
+    for group, count in zip(groups, counts, strict=True):
+        taken = pool.take(group, count)
+        chunks += taken
+        shortfall += count - sum(len(chunk) for chunk in taken)
+    missing = shortfall
     while missing:
-        # Remaining demand moves to the group with most samples left; there are always enough in all.
-        got = store.take(int(np.argmax(store.left_in_groups())), missing)
-        pieces += got
-        missing -= sum(len(piece) for piece in got)
-    return pieces, short
+        # Take the missing samples from the largest remaining group. The pool always has enough samples in total.
+        taken = pool.take(int(np.argmax(pool.remaining_by_group())), missing)
+        chunks += taken
+        missing -= sum(len(chunk) for chunk in taken)
+    return chunks, shortfall
 
 
-def _whole(parts: list[float], size: int) -> list[int]:
-    """The ratio in whole samples: floors, and what is left to the largest remainders."""
+def _integer_counts(parts: list[float], size: int) -> list[int]:
+    """Return the ratio as integer counts that add up to `size`, by the largest-remainder method."""
     exact = np.array(parts) * size
-    floors = np.floor(exact + 1e-9).astype(np.int64)
-    floors[np.argsort(floors - exact, kind="stable")[: size - int(floors.sum())]] += 1
-    return [int(number) for number in floors]
+    counts = np.floor(exact + 1e-9).astype(np.int64)
+    counts[np.argsort(counts - exact, kind="stable")[: size - int(counts.sum())]] += 1
+    return [int(count) for count in counts]

@@ -21,19 +21,19 @@ def find_har(folder: Path, known: KnownDataset) -> SplitFiles | None:
     """Return the nine signal files, the labels and the persons of each split."""
     if known.name != "uci_har":
         return None
-    found = {}
+    split_files = {}
     for split in ("train", "test"):
         signals = [folder / split / "Inertial Signals" / f"{channel}_{split}.txt" for channel in CHANNELS]
         files = [*signals, folder / split / f"y_{split}.txt", folder / split / f"subject_{split}.txt"]
         if all(file.is_file() for file in files):
-            found[split] = files
-    return found or None
+            split_files[split] = files
+    return split_files or None
 
 
-def read_har(folder: Path, found: SplitFiles, known: KnownDataset) -> Splits:
+def read_har(folder: Path, split_files: SplitFiles, known: KnownDataset) -> Splits:
     """Read the windows as (n, 9, 128) floats."""
     splits = Splits("UCI HAR text files")
-    for split, (*signals, labels, persons) in found.items():
+    for split, (*signals, labels, persons) in split_files.items():
         try:
             windows = np.stack([np.loadtxt(file, dtype=np.float32, ndmin=2) for file in signals], axis=1)
             numbers = np.loadtxt(labels, dtype=np.int64, ndmin=1) - 1  # activities are numbered from 1

@@ -1,7 +1,7 @@
-"""Reader of plays as plain text: predict the next character of a speech; each speaker is one natural client.
+"""Reader of plays as plain text, for next-character prediction with one natural client per speaker.
 
 The file has blocks of a speaker's name with a colon, followed by the lines of the speech. A sample is a window of 80
-characters, its label the character that follows, and the column `speaker` says whose words they are.
+characters, its label the character that follows, and the column `speaker` names the speaker.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def find_speeches(folder: Path, known: KnownDataset) -> SplitFiles | None:
     return {"train": files} if len(files) == 1 else None
 
 
-def read_speeches(folder: Path, found: SplitFiles, known: KnownDataset) -> Splits:
+def read_speeches(folder: Path, split_files: SplitFiles, known: KnownDataset) -> Splits:
     """Cut the speeches of every speaker into windows. Tokens are characters; 0 is padding."""
-    (file,) = found["train"]
+    (file,) = split_files["train"]
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

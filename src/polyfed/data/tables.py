@@ -25,21 +25,21 @@ _PATTERNS = {"train": "train*.csv", "valid": "val*.csv", "test": "test*.csv"}
 
 def find_csv(folder: Path, known: KnownDataset) -> SplitFiles | None:
     """Return train.csv, val.csv and test.csv, or the only csv file of the folder."""
-    found = {split: sorted(folder.glob(pattern)) for split, pattern in _PATTERNS.items()}
-    found = {split: files for split, files in found.items() if files}
-    if found:
-        return found
+    matches = {split: sorted(folder.glob(pattern)) for split, pattern in _PATTERNS.items()}
+    split_files = {split: files for split, files in matches.items() if files}
+    if split_files:
+        return split_files
     single = sorted(folder.glob("*.csv"))
     return {"train": single} if len(single) == 1 else None
 
 
-def read_csv(folder: Path, found: SplitFiles, known: KnownDataset) -> Splits:
+def read_csv(folder: Path, split_files: SplitFiles, known: KnownDataset) -> Splits:
     """Read all rows. Labels may be numbers or text."""
     from pyarrow import ArrowException
     from pyarrow.csv import read_csv as read_arrow
 
     tables = {}
-    for split, files in found.items():
+    for split, files in split_files.items():
         try:
             tables[split] = [(file, read_arrow(file)) for file in files]
         except (ArrowException, OSError, UnicodeDecodeError) as error:
@@ -47,13 +47,13 @@ def read_csv(folder: Path, found: SplitFiles, known: KnownDataset) -> Splits:
     return _splits("csv files", tables, known)
 
 
-def read_parquet_tables(found: SplitFiles, known: KnownDataset) -> Splits:
+def read_parquet_tables(split_files: SplitFiles, known: KnownDataset) -> Splits:
     """Read parquet files that hold no pictures."""
     from pyarrow import ArrowException
     from pyarrow.parquet import read_table
 
     tables = {}
-    for split, files in found.items():
+    for split, files in split_files.items():
         try:
             tables[split] = [(file, read_table(file)) for file in files]
         except (ArrowException, OSError) as error:
@@ -74,23 +74,23 @@ def _splits(kind: str, tables: dict[str, list[tuple[Path, Any]]], known: KnownDa
     import pyarrow as pa
 
     splits = Splits(kind)
-    whole = {}
+    merged = {}
     for split, pieces in tables.items():
         names = [table.schema.names for _, table in pieces]
         if any(other != names[0] for other in names):
             raise InputError(f"{pieces[0][0]} and {pieces[-1][0]} have different columns; they must agree")
-        whole[split] = (pieces[0][0], pa.concat_tables([table for _, table in pieces], promote_options="default"))
-    file, first = next(iter(whole.values()))
+        merged[split] = (pieces[0][0], pa.concat_tables([table for _, table in pieces], promote_options="default"))
+    file, first = next(iter(merged.values()))
     label = _label_column(file, first.schema.names, known)
-    # one mapping from text to classes for all splits, so that a class that one split lacks keeps its number
-    every_label = np.concatenate([_values(table, label, where) for where, table in whole.values()])
-    labels, class_names = named_labels(every_label, f"{file}, column '{label}'")
+    # All splits use one mapping from text to class number, so that a class has the same number in every split.
+    all_labels = np.concatenate([_values(table, label, where) for where, table in merged.values()])
+    labels, class_names = named_labels(all_labels, f"{file}, column '{label}'")
     splits.class_names = class_names_of(first.schema, label) or class_names
     start = 0
-    for split, (where, table) in whole.items():
-        own = labels[start : start + table.num_rows]
+    for split, (where, table) in merged.items():
+        split_labels = labels[start : start + table.num_rows]
         start += table.num_rows
-        splits.add(split, _part(where, table, label, own, known, splits), str(where))
+        splits.add(split, _part(where, table, label, split_labels, known, splits), str(where))
     return splits
 
 
@@ -119,21 +119,23 @@ def _part(file: Path, table: Any, label: str, labels: Ints, known: KnownDataset,
             "Encode categories as numbers, or set data.text to the column with the text."
         )
     columns = {name: tuple(str(value) for value in table.column(name).to_pylist()) for name in others if name != text}
-    return checked_part(inputs, labels, str(file), {n: v for n, v in columns.items() if len(set(v)) <= _MOST_VALUES})
+    return checked_part(
+        inputs, labels, str(file), {n: v for n, v in columns.items() if len(set(v)) <= _MAX_DISTINCT_VALUES}
+    )
 
 
-_MOST_VALUES = 10_000  # distinct values of a column that a partition may use
+_MAX_DISTINCT_VALUES = 10_000  # distinct values of a column that a partition may use
 
 
-def _label_column(file: Path, present: list[str], known: KnownDataset) -> str:
-    wanted = known.format.label
-    if wanted is not None:
-        if wanted not in present:
-            raise InputError(f"data.label is '{wanted}', but {file} has no such column; {nearest(wanted, present)}")
-        return wanted
-    column = next((name for name in LABEL_COLUMNS if name in present), None)
+def _label_column(file: Path, columns: list[str], known: KnownDataset) -> str:
+    name = known.format.label
+    if name is not None:
+        if name not in columns:
+            raise InputError(f"data.label is '{name}', but {file} has no such column; {nearest(name, columns)}")
+        return name
+    column = next((usual for usual in LABEL_COLUMNS if usual in columns), None)
     if column is None:
-        raise InputError(f"{file} has no column named label; set data.label to one of {', '.join(present)}")
+        raise InputError(f"{file} has no column named label; set data.label to one of {', '.join(columns)}")
     return column
 
 
