@@ -1,4 +1,4 @@
-"""The split of each client's share, matched test sets, balanced limits and the partition file."""
+"""Local splits, matched test sets, balanced subsets and partition files."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def test_split_by_hand() -> None:
 
 def test_a_client_of_single_samples_still_tests_on_one() -> None:
     train, test = local_split([np.arange(3), np.array([3])], np.array([0, 1, 2, 0]), 0.25, rng())
-    assert [len(mine) for mine in train] == [2, 1]
-    assert [len(mine) for mine in test] == [1, 0]
+    assert [len(indices) for indices in train] == [2, 1]
+    assert [len(indices) for indices in test] == [1, 0]
 
 
 @settings(max_examples=50, deadline=None)
@@ -57,8 +57,8 @@ def test_split_properties(sizes: list[int], fraction: float, seed: int) -> None:
 
 def test_no_test_part_when_the_fraction_is_zero() -> None:
     partition = make(np.arange(20) % 2, 2, 4, {"scheme": "iid"}, test_fraction=0.0, rng=rng())
-    assert [len(mine) for mine in partition.test] == [0] * 4
-    assert [len(mine) for mine in partition.train] == [5] * 4
+    assert [len(indices) for indices in partition.test] == [0] * 4
+    assert [len(indices) for indices in partition.train] == [5] * 4
 
 
 def test_validation_share_is_taken_from_the_whole() -> None:
@@ -66,12 +66,12 @@ def test_validation_share_is_taken_from_the_whole() -> None:
     partition = make(
         labels, 2, 2, {"scheme": "iid", "stratified": True}, test_fraction=0.2, rng=rng(), validation_fraction=0.1
     )
-    assert [len(mine) for mine in partition.validation] == [10, 10]
-    assert [len(mine) for mine in partition.test] == [20, 20]
+    assert [len(indices) for indices in partition.validation] == [10, 10]
+    assert [len(indices) for indices in partition.test] == [20, 20]
 
 
 def test_matched_test_by_hand() -> None:
-    """Client 0 trains on all of class 0 and a quarter of class 1; class 2 is nobody's."""
+    """Client 0 trains on all of class 0 and a quarter of class 1; no client has class 2."""
     train_labels = np.array([0, 0, 1, 1, 1, 1, 2])
     partition = Partition(train=(np.array([0, 1, 2]), np.array([3, 4, 5])), test=(np.array([]), np.array([])))
     test_labels = np.array([0] * 8 + [1] * 8 + [2] * 4)

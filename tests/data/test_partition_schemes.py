@@ -1,4 +1,4 @@
-"""Partition schemes: experiments.md 2.1 to 2.5, with the tests it asks for in 2.8."""
+"""Partition schemes: sizes, label distributions, reproducibility and error messages."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_pathological_balanced_by_hand() -> None:
 
 
 def literal_holders(classes: int, clients: int, per_client: int) -> list[list[int]]:
-    """The algorithm of 2.3 word by word."""
+    """Assign classes to clients with PFLlib's loop, step by step."""
     quota = [per_client] * clients
     holders = []
     for _ in range(classes):
@@ -195,12 +195,12 @@ def test_pathological_loses_the_classes_it_is_known_to_lose() -> None:
     assert np.flatnonzero(class_table(seven, TEN, 10).sum(axis=0) == 0).tolist() == [8, 9]
 
 
-def test_pathological_cover_all_gives_lost_classes_to_the_poorest() -> None:
+def test_pathological_cover_all_gives_unused_classes_to_the_smallest_clients() -> None:
     labels = np.repeat(np.arange(10), 60)
     poor = shared({"scheme": "pathological", "classes_per_client": 2}, labels, clients=7)
     rich = shared({"scheme": "pathological", "classes_per_client": 2, "cover_all": True}, labels, clients=7)
     gained = class_table(rich, labels, 10).sum(axis=1) - class_table(poor, labels, 10).sum(axis=1)
-    # Clients 0..5 have 60 each, client 6 has 120: two classes of 60 go to two poorest each, and 6 gets nothing.
+    # Clients 0..5 have 60 each, client 6 has 120: two classes of 60 go to the two smallest clients each.
     assert gained.sum() == 120 and gained[6] == 0
     assert class_table(rich, labels, 10).sum(axis=0).tolist() == [60] * 10
 
@@ -320,7 +320,7 @@ def test_labels_must_fit_the_classes() -> None:
 
 
 def test_a_hopeless_large_draw_still_ends() -> None:
-    """2.8 (5); the work is bounded, so the bound on the number of draws is what is checked."""
+    """The work is bounded because the number of attempts is: this test checks the number of attempts."""
     labels = np.repeat(np.arange(200), 500)
     with pytest.raises(InputError, match="in the best of 50 attempts"):
         shared({"scheme": "dirichlet", "alpha": 0.01, "min_size": 99}, labels, 200, 1000)

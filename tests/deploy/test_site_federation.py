@@ -112,7 +112,7 @@ def test_other_class_names_give_other_labels(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "shape", "message"),
     [
-        (lambda folder: folder / "nothing", (1, 8, 8), "there is no folder"),
+        (lambda folder: folder / "nothing", (1, 8, 8), "data folder .* does not exist"),
         (lambda folder: image_folder(folder / "p", CLASSES[:1]).parent, (1, 8, 8), "no data was found in"),
         (
             lambda folder: array_folder(folder / "a", [0, 1]),

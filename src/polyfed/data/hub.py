@@ -37,7 +37,8 @@ def decode_hub(known: KnownDataset, searched: str, accepted: str) -> Decoded:
     except Exception as error:  # the network, the hub and its client raise many types
         raise InputError(
             f"dataset '{known.name}' was not found: {searched}, and the download of {known.hub} from the Hugging "
-            f"Face hub failed ({' '.join(str(error).split())[:200]}); set data.root to a folder with its files: {accepted}"
+            f"Face hub failed ({' '.join(str(error).split())[:200]}); set data.root to a folder with its files: "
+            f"{accepted}"
         ) from error
     splits = _decode_splits(known.name, data, None, None, known)
     splits.kind = f"hub:{known.hub}"
