@@ -301,12 +301,20 @@ def test_draw_is_of_the_size_asked_for_ascending_and_even() -> None:
         ("tiny-resnet10", ModelSpec("tiny-resnet10", norm="none"), "only one of them has the tensor"),
         ("tiny-vit-2", ModelSpec("tiny-vit-2", head="relu-8"), "'head' is a Sequential"),
         ("shufflenet-v2-x1.5", "shufflenet-v2-x1.5@0.5", "ShuffleNetV2 shuffles its channels"),
-        (ModelSpec("resnet10", feature_dim=512), ModelSpec("resnet8", feature_dim=512), "pools them"),
-        (ModelSpec("resnet10", feature_dim=64), ModelSpec("resnet10", width=0.5, feature_dim=64), "pools them"),
+        (
+            ModelSpec("resnet10", feature_dim=512),
+            ModelSpec("resnet8", feature_dim=512),
+            "pool features of different widths",
+        ),
+        (
+            ModelSpec("resnet10", feature_dim=64),
+            ModelSpec("resnet10", width=0.5, feature_dim=64),
+            "pool features of different widths",
+        ),
         (
             ModelSpec("resnet10", norm="group"),
             ModelSpec("resnet10", norm="group", width=1 / 16),
-            "keeps 4 of 64 channels, which its 8 groups do not divide; allowed are multiples of 8",
+            "keeps 4 of 64 channels, which is not divisible by its 8 groups. Use a multiple of 8",
         ),
     ],
 )
@@ -322,7 +330,7 @@ def test_other_strides_classes_and_inputs_are_refused() -> None:
         cut(big, skeleton(ModelSpec("tiny-resnet10", stem="small"), shape=(1, 16, 16), classes=5))
     with pytest.raises(InputError, match="has classes 4, the server model's has 5"):
         cut(big, skeleton("tiny-resnet10", shape=(1, 16, 16), classes=4))
-    with pytest.raises(InputError, match=r"no layer before was cut from 3 to 1 outputs"):
+    with pytest.raises(InputError, match=r"no earlier layer is cut from 3 to 1 outputs"):
         cut(skeleton("tiny-resnet10", shape=(3, 16, 16), classes=5), big)
 
 

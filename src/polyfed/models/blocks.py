@@ -1,4 +1,4 @@
-"""Parts that several architectures share, each written once."""
+"""Building blocks that several architectures share."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ Activation = Callable[[], nn.Module]
 
 
 def scaled(channels: int, width: float) -> int:
-    """How many of `channels` a layer keeps at this width: ceil(width * channels), never 0.
+    """Return the channels of a layer at this width multiplier: ceil(width * channels), at least 1.
 
-    The tiny subtraction keeps rounding noise from adding a channel (0.1 * 30 is 3.0000000000000004).
+    The small subtraction prevents rounding errors from adding a channel (0.1 * 30 is 3.0000000000000004).
     """
     return max(1, math.ceil(channels * width - 1e-9))
 
 
 def multiple_of_8(channels: float) -> int:
-    """The nearest multiple of 8, but never more than 10 % below: the mobile networks' rounding."""
+    """Round to the nearest multiple of 8, but at most 10 % down, as the MobileNets do."""
     nearest = max(8, int(channels + 4) // 8 * 8)
     return nearest if nearest >= 0.9 * channels else nearest + 8
 
 
 def make_norm(norm: str, channels: int) -> nn.Module:
+    """Build a norm layer: "batch", "group", "layer" or "none"."""
     if norm == "batch":
         return nn.BatchNorm2d(channels)
     if norm == "group":
-        # At least 8 channels in a group: fewer would cancel out where the map has shrunk to one pixel.
+        # At least 8 channels per group: with fewer, normalising a 1x1 map would erase most of the information.
         return nn.GroupNorm(math.gcd(32, max(1, channels // 8), channels), channels)
     if norm == "layer":
         return nn.GroupNorm(1, channels)
@@ -37,28 +38,28 @@ def make_norm(norm: str, channels: int) -> nn.Module:
 
 
 class Trunk(nn.Module):
-    """The middle of a backbone: normalised images in, a feature map or flat features out."""
+    """The main part of a backbone. It maps normalised inputs to a feature map or to flat features."""
 
-    channels: int  # of what comes out
-    spatial: bool = True  # whether (N, channels, h, w) comes out, or (N, channels)
+    channels: int  # of the output
+    spatial: bool = True  # output is (N, channels, h, w) if True, (N, channels) if False
 
 
 class StridedPointwise(nn.Conv2d):
-    """A 1x1 convolution with a stride, as one without a stride on every so-manieth pixel: the same numbers.
+    """A strided 1x1 convolution, computed as an unstrided one on a subsampled input. The results are the same.
 
-    oneDNN's own kernel writes past its memory in the backward pass where a channels-last input has few channels
-    (below 8, or 16 with AVX-512; its issue 6035), which ends the process or spoils numbers elsewhere.
+    oneDNN's strided kernel writes out of bounds in the backward pass if a channels-last input has few channels
+    (below 8, or 16 with AVX-512; oneDNN issue 6035). This crashes the process or corrupts other tensors.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        down, across = self.stride
-        return F.conv2d(x[:, :, ::down, ::across], self.weight, self.bias, groups=self.groups)
+        stride_y, stride_x = self.stride
+        return F.conv2d(x[:, :, ::stride_y, ::stride_x], self.weight, self.bias, groups=self.groups)
 
 
 class ConvNormAct(nn.Sequential):
-    """Convolution, norm, activation, with the padding that keeps the size at stride 1.
+    """Convolution, norm and activation, with padding that preserves the size at stride 1.
 
-    The convolution has a bias only where no norm would take it out again.
+    The convolution has a bias only if no norm follows, because a norm would cancel it.
     """
 
     def __init__(
@@ -75,15 +76,15 @@ class ConvNormAct(nn.Sequential):
         super().__init__()
         padding = (kernel - 1) // 2
         bias = norm == "none"
-        kind = StridedPointwise if kernel == 1 and stride > 1 else nn.Conv2d
-        self.conv = kind(inputs, outputs, kernel, stride=stride, padding=padding, groups=groups, bias=bias)
+        convolution = StridedPointwise if kernel == 1 and stride > 1 else nn.Conv2d
+        self.conv = convolution(inputs, outputs, kernel, stride=stride, padding=padding, groups=groups, bias=bias)
         self.norm = make_norm(norm, outputs)
         if act is not None:
             self.act = act()
 
 
 class SqueezeExcite(nn.Module):
-    """Weighs every channel by a gate computed from the channels' means."""
+    """Squeeze-and-excitation: each channel is scaled by a gate computed from the channel means."""
 
     def __init__(self, channels: int, squeezed: int, *, act: Activation, gate: Activation) -> None:
         super().__init__()
@@ -99,9 +100,10 @@ class SqueezeExcite(nn.Module):
 
 
 class InvertedResidual(nn.Module):
-    """Expand by 1x1, filter each channel, project by 1x1; the input is added where shapes allow.
+    """Inverted residual block: 1x1 expansion, depthwise convolution, 1x1 projection.
 
-    `expanded == inputs` leaves the expansion out. `fused` filters and expands in one full convolution.
+    The input is added if the shapes are equal. `expand=False` leaves out the expansion. `fused` replaces expansion
+    and depthwise convolution by one full convolution.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The architectures that polyfed brings, by name."""
+"""The built-in architectures by name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from polyfed.models.blocks import Trunk
 
 @dataclass(frozen=True)
 class Architecture:
-    """How to build a trunk, which inputs it takes, its smallest picture side, and the dropout on its features."""
+    """A trunk factory, the kind of input, the smallest image side, and the default dropout on the features."""
 
     trunk: Callable[..., Trunk]
     smallest: int = 1

@@ -1,4 +1,4 @@
-"""The plain convolutional networks: FedAvg's 4-layer CNN and FedFree's CNN."""
+"""Plain convolutional networks: FedAvg's 4-layer CNN and FedFree's CNN."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from torch import Tensor, nn
 from polyfed.models.blocks import Trunk, scaled
 from polyfed.models.spec import ModelSpec
 
-SMALLEST_INPUT = 16  # two unpadded 5x5 convolutions, each followed by pooling by two, leave one pixel
+SMALLEST_INPUT = 16  # two unpadded 5x5 convolutions, each followed by 2x2 pooling, reduce it to one pixel
 
 
 class PlainCNN(Trunk):
-    """Two unpadded 5x5 convolutions with pooling, then fully connected layers, all with ReLU and no norm."""
+    """Two unpadded 5x5 convolutions with pooling, then fully connected layers, all with ReLU and without norms."""
 
     spatial = False
 
@@ -41,12 +41,15 @@ class PlainCNN(Trunk):
 
 
 def _after_convs(pixels: int) -> int:
+    """Return the side length of the map after both convolutions and poolings."""
     return ((pixels - 4) // 2 - 4) // 2
 
 
 def cnn4(spec: ModelSpec, shape: tuple[int, int, int]) -> Trunk:
+    """Build FedAvg's 4-layer CNN."""
     return PlainCNN(spec, shape, (512,))
 
 
 def cnn_fedfree(spec: ModelSpec, shape: tuple[int, int, int]) -> Trunk:
+    """Build FedFree's CNN."""
     return PlainCNN(spec, shape, (1200, 1000))

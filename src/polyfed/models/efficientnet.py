@@ -1,4 +1,4 @@
-"""EfficientNetV2-S: fused blocks first, then inverted residuals with squeeze and excitation."""
+"""EfficientNetV2-S: fused blocks, followed by inverted residual blocks with squeeze-and-excitation."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from polyfed.models.spec import ModelSpec
 
 
 class Row(NamedTuple):
+    """Hyperparameters of one stage."""
+
     fused: bool
-    factor: int  # of the expansion
+    factor: int  # expansion factor
     stride: int  # of the first block
     outputs: int
     repeats: int
@@ -29,6 +31,8 @@ ROWS = (
 
 
 class EfficientNetV2S(Trunk):
+    """A stem, six stages, and a final 1x1 convolution."""
+
     def __init__(self, spec: ModelSpec, shape: tuple[int, int, int]) -> None:
         super().__init__()
         width, norm = spec.width, spec.norm
@@ -56,7 +60,7 @@ def _block(base: int, row: Row, stride: int, width: float, norm: str) -> Inverte
     expanded = scaled(row.factor * base, width)
     excite = None
     if not row.fused:
-        # The gate is a quarter of the block's input, not of its expansion.
+        # The squeezed width is a quarter of the block's input channels, not of its expanded channels.
         excite = SqueezeExcite(expanded, scaled(base // 4, width), act=nn.SiLU, gate=nn.Sigmoid)
     return InvertedResidual(
         scaled(base, width),

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from polyfed.models.blocks import ConvNormAct, Trunk, scaled
 from polyfed.models.spec import ModelSpec
 
-SMALLEST_INPUT = 15  # below, nothing is left for the third pooling
+SMALLEST_INPUT = 15  # smaller images leave no pixels for the third pooling
 DROPOUT = 0.2
 
 
 class Branches(NamedTuple):
-    """Outputs of one inception module: 1x1; 3x3 and its reduction; "5x5" and its reduction; after pooling."""
+    """Output channels of the branches of an inception module, and of their 1x1 reductions."""
 
     one: int
     three_reduce: int
@@ -26,6 +26,7 @@ class Branches(NamedTuple):
 
     @property
     def total(self) -> int:
+        """Number of output channels of the module."""
         return self.one + self.three + self.five + self.pool
 
 
@@ -43,7 +44,7 @@ STAGES = (
 
 
 class Inception(nn.Module):
-    """Four branches side by side. The "5x5" branch has a 3x3 kernel, as in the implementation everybody measures."""
+    """Four concatenated branches. The "5x5" branch has a 3x3 kernel, as in torchvision."""
 
     def __init__(self, inputs: int, sizes: Branches, norm: str) -> None:
         super().__init__()
@@ -63,6 +64,8 @@ class Inception(nn.Module):
 
 
 class GoogLeNet(Trunk):
+    """A stem and three stages of inception modules, with max pooling in between."""
+
     def __init__(self, spec: ModelSpec, shape: tuple[int, int, int]) -> None:
         super().__init__()
         first, inputs = scaled(64, spec.width), scaled(192, spec.width)

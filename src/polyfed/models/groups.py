@@ -1,4 +1,4 @@
-"""Model groups: those of the papers and CPU-sized ones. Clients get the members in this order, round-robin."""
+"""Model groups of the papers, and CPU-sized groups. Clients receive the members of a group round-robin."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from polyfed.models.time_series import SERIES
 
 @dataclass(frozen=True)
 class ModelGroup:
-    """The members of a group, and the additional model that some methods train."""
+    """The models of a group, and the additional models that some methods train."""
 
     name: str
     members: tuple[ModelSpec, ...]
     server: ModelSpec | None = None  # the global network of FedFree
-    auxiliary: ModelSpec | None = None  # a small model that every client trains besides its own
+    auxiliary: ModelSpec | None = None  # a small model that every client trains in addition to its own
 
 
 RESNETS_FEDVTC = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
@@ -31,22 +31,23 @@ DFFKE_5 = ("resnet18", "mobilenet-v3-small", "mobilenet-v3-large", "shufflenet-v
 DFFKE_10 = ("resnet18", "resnet34", "resnet50", "googlenet", "efficientnet-v2-s", *DFFKE_5[1:], "vit-tiny")
 FEDFREE_8 = ("cnn-fedfree", *RESNETS_FEDVTC, "googlenet", "mobilenet-v2")
 INCO_STAGE = ("resnet10", "resnet14", "resnet18", "resnet22", "resnet26")
-TINY_LEVELS = ((0.5, (2,)), (0.75, (2, 4)), (1.0, (2, 4, 6)))  # width and exits, after stages of two blocks (ScaleFL)
+TINY_LEVELS = ((0.5, (2,)), (0.75, (2, 4)), (1.0, (2, 4, 6)))  # width and exits of ScaleFL's levels
 HTC4_HEADS = (None, "relu-512", "relu-256", "relu-128")
-COMMON_WIDTH = 512  # of the features in FedL2G's and DFFKE's groups
+COMMON_WIDTH = 512  # feature width in FedL2G's and DFFKE's groups
 
 
-def _own(*names: str) -> tuple[ModelSpec, ...]:
-    """Features of the model's own width, and the image stem that the papers use even at 32 pixels."""
+def _unpooled(*names: str) -> tuple[ModelSpec, ...]:
+    """Return specs with unpooled features and the image stem, which the papers use even at 32 pixels."""
     return tuple(ModelSpec(name, stem="image") for name in names)
 
 
 def _pooled(*names: str) -> tuple[ModelSpec, ...]:
+    """Return specs with the image stem and features pooled to the common width."""
     return tuple(ModelSpec(name, stem="image", feature_dim=COMMON_WIDTH) for name in names)
 
 
 def _dffke(*names: str) -> tuple[ModelSpec, ...]:
-    """DFFKE feeds 128 pixels; its ResNets average them to 32 and have the small stem."""
+    """Return DFFKE's specs. Its images have 128 pixels; the ResNets pool them to 32 and have the small stem."""
     return tuple(
         ModelSpec(name, stem="small", pool_input=32, feature_dim=COMMON_WIDTH)
         if name.startswith("resnet")
@@ -56,7 +57,7 @@ def _dffke(*names: str) -> tuple[ModelSpec, ...]:
 
 
 def _with_heads(names: tuple[str, ...]) -> tuple[ModelSpec, ...]:
-    """Four heads round-robin, over as many members as it takes for both cycles to close."""
+    """Return specs with the four heads assigned round-robin. Every name and every head occurs."""
     length = max(len(names), len(HTC4_HEADS))
     return tuple(
         ModelSpec(
@@ -70,6 +71,7 @@ def _with_heads(names: tuple[str, ...]) -> tuple[ModelSpec, ...]:
 
 
 def _widths(name: str, *widths: float, stem: str = "auto") -> tuple[ModelSpec, ...]:
+    """Return specs of one architecture at several widths."""
     return tuple(ModelSpec(name, width=width, stem=stem) for width in widths)
 
 
@@ -89,9 +91,9 @@ _GROUPS = (
     ModelGroup("dffke-2", _dffke("resnet18", "mobilenet-v3-large")),
     ModelGroup("dffke-5", _dffke(*DFFKE_5)),
     ModelGroup("dffke-10", _dffke(*DFFKE_10)),
-    ModelGroup("fedfree-8", _own(*FEDFREE_8), server=ModelSpec("cnn-fedfree")),
-    ModelGroup("fedvtc-5", _own(*RESNETS_FEDVTC)),
-    ModelGroup("inco-stage", _own(*INCO_STAGE)),
+    ModelGroup("fedfree-8", _unpooled(*FEDFREE_8), server=ModelSpec("cnn-fedfree")),
+    ModelGroup("fedvtc-5", _unpooled(*RESNETS_FEDVTC)),
+    ModelGroup("inco-stage", _unpooled(*INCO_STAGE)),
     ModelGroup("inco-layer", tuple(ModelSpec(f"vit-s-{q}") for q in range(8, 13))),
     ModelGroup("inco-width", _widths("resnet26", 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1, stem="image")),
     ModelGroup("htfe8-htc4", _with_heads(HTFE8), auxiliary=_CNN4),
@@ -109,6 +111,7 @@ GROUPS = {group.name: group for group in _GROUPS}
 
 
 def model_group(name: str) -> ModelGroup:
+    """Return the group of this name; raise InputError if there is none."""
     if name not in GROUPS:
         raise InputError(f"Unknown model group '{name}'; {nearest(name, GROUPS)}.")
     return GROUPS[name]
@@ -120,4 +123,5 @@ def group(name: str) -> tuple[ModelSpec, ...]:
 
 
 def group_names() -> list[str]:
+    """Return the names of all groups."""
     return list(GROUPS)

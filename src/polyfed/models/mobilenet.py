@@ -1,4 +1,4 @@
-"""MobileNetV2 and MobileNetV3 (small, large), with pooling and one linear head."""
+"""MobileNetV2 and MobileNetV3 (small, large). The head is one linear layer after pooling."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from polyfed.models.spec import ModelSpec
 
 DROPOUT_V2 = 0.2
 
-# (expansion factor, outputs, repeats, stride of the first)
+# (expansion factor, output channels, number of blocks, stride of the first block)
 V2_ROWS = (
     (1, 16, 1, 1),
     (6, 24, 2, 2),
@@ -24,11 +24,13 @@ V2_ROWS = (
 
 
 class V3Row(NamedTuple):
+    """Hyperparameters of one MobileNetV3 block."""
+
     kernel: int
     expanded: int
     outputs: int
     excite: bool
-    hard_swish: bool  # otherwise ReLU
+    hard_swish: bool  # Hardswish if True, ReLU if False
     stride: int
 
 
@@ -65,7 +67,7 @@ V3_SMALL = (
 
 
 class MobileNet(Trunk):
-    """Stem, stages of inverted residual blocks (a stage begins where the stride is 2), last 1x1 convolution."""
+    """A stem, stages of inverted residual blocks, and a final 1x1 convolution."""
 
     def __init__(self, stem: ConvNormAct, stages: list[nn.Sequential], last: ConvNormAct) -> None:
         super().__init__()
@@ -83,6 +85,7 @@ class MobileNet(Trunk):
 
 
 def mobilenet_v2(spec: ModelSpec, shape: tuple[int, int, int]) -> Trunk:
+    """Build MobileNetV2."""
     width, norm = spec.width, spec.norm
     base = 32
     stem = ConvNormAct(shape[0], scaled(base, width), 3, norm=norm, stride=2, act=nn.ReLU6)
@@ -109,14 +112,17 @@ def mobilenet_v2(spec: ModelSpec, shape: tuple[int, int, int]) -> Trunk:
 
 
 def mobilenet_v3_small(spec: ModelSpec, shape: tuple[int, int, int]) -> Trunk:
+    """Build MobileNetV3-Small."""
     return _mobilenet_v3(spec, shape, V3_SMALL)
 
 
 def mobilenet_v3_large(spec: ModelSpec, shape: tuple[int, int, int]) -> Trunk:
+    """Build MobileNetV3-Large."""
     return _mobilenet_v3(spec, shape, V3_LARGE)
 
 
 def _mobilenet_v3(spec: ModelSpec, shape: tuple[int, int, int], rows: tuple[V3Row, ...]) -> Trunk:
+    """Build a MobileNetV3. A new stage starts at every block with stride 2."""
     width, norm = spec.width, spec.norm
     base = 16
     stem = ConvNormAct(shape[0], scaled(base, width), 3, norm=norm, stride=2, act=nn.Hardswish)

@@ -1,4 +1,4 @@
-"""All models, polyfed's and the user's: build, describe and register them."""
+"""Registry of all models, built-in and custom: build, describe and register them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """A model as lists show it: sizes for ten classes and the named input, with the model's own head."""
+    """Size of a model for ten classes and inputs of shape `input`, with the model's own head."""
 
     name: str
     params: int
@@ -50,7 +50,7 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class OwnModel:
-    """A model that the user registered."""
+    """A registered factory and the name of the head in the module that it returns."""
 
     factory: Callable[..., nn.Module]
     head: str | None
@@ -65,14 +65,15 @@ def registered_models() -> Mapping[str, OwnModel]:
 
 
 def names() -> list[str]:
+    """Return the names of all models."""
     return [*ARCHITECTURES, *_registered]
 
 
 def register(name: str, factory: Callable[..., nn.Module], *, head: str | None = None) -> None:
-    """Register a model of your own.
+    """Register a custom model.
 
-    The factory is called with those of `shape`, `classes`, `width`, `norm` and `vocabulary` that it takes. It
-    returns a `SplitModel`, or any module whose last layer is the Linear called `head` (dotted for an inner module).
+    The factory receives those of `shape`, `classes`, `width`, `norm` and `vocabulary` that are among its parameters.
+    It returns a `SplitModel`, or any module whose last layer is the Linear named `head` (a dotted name if nested).
 
     >>> from torch import nn
     >>> register("my-mlp", lambda shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(64, classes)), head="1")
@@ -98,40 +99,41 @@ def build(spec: ModelSpec | str, *, shape: Shape, classes: int) -> SplitModel:
     if classes < 2:
         raise InputError(f"Model '{spec.name}': there are {classes} classes; at least 2 are needed.")
     if spec.exits is not None:
-        from polyfed.models.slicing.exits import build_with_exits  # which builds the model without exits by this
+        from polyfed.models.slicing.exits import build_with_exits  # imports this module
 
-        return build_with_exits(spec, spec.exits, shape=_picture(spec, shape), classes=classes)
+        return build_with_exits(spec, spec.exits, shape=_image_shape(spec, shape), classes=classes)
     if spec.name in _registered:
-        return _build_own(spec, _registered[spec.name], shape, classes)
+        return _build_custom(spec, _registered[spec.name], shape, classes)
     if spec.name not in ARCHITECTURES:
         raise InputError(f"Unknown model '{spec.name}'; {nearest(spec.name, names())}.")
     architecture = ARCHITECTURES[spec.name]
     if architecture.takes == "picture":
-        backbone, own = _picture_backbone(spec, architecture, _picture(spec, shape))
+        backbone, channels = _image_backbone(spec, architecture, _image_shape(spec, shape))
     else:
-        trunk = _other_trunk(spec, architecture, shape)
-        backbone, own = make_flat_backbone(trunk, spec), trunk.channels
-    features = feature_width(spec, own)
+        trunk = _flat_trunk(spec, architecture, shape)
+        backbone, channels = make_flat_backbone(trunk, spec), trunk.channels
+    features = feature_width(spec, channels)
     return SplitModel(backbone, make_head(spec.head, features, classes), feature_dim=features, classes=classes)
 
 
-def _picture(spec: ModelSpec, shape: Shape) -> tuple[int, int, int]:
-    """Return the shape of pictures, after checking that the samples are pictures."""
+def _image_shape(spec: ModelSpec, shape: Shape) -> tuple[int, int, int]:
+    """Return the shape if samples are images (channels, height, width); raise InputError otherwise."""
     if len(shape) != 3:
         raise InputError(
-            f"Model '{spec.name}' takes pictures (channels, height, width), but samples have shape {tuple(shape)}; "
+            f"Model '{spec.name}' takes images (channels, height, width), but samples have shape {tuple(shape)}; "
             "use a model for tables, series or text, such as those of the groups tabular4, series4 and text4."
         )
     return shape[0], shape[1], shape[2]
 
 
-def _picture_backbone(
+def _image_backbone(
     spec: ModelSpec, architecture: Architecture, shape: tuple[int, int, int]
 ) -> tuple[nn.Module, int]:
+    """Build the backbone of an image model; return it and the channels of its trunk."""
     side = min(*shape[1:], spec.pool_input or shape[1])
     if side < architecture.smallest:
         raise InputError(
-            f"Model '{spec.name}' takes pictures of {architecture.smallest}x{architecture.smallest} pixels or more; "
+            f"Model '{spec.name}' takes images of {architecture.smallest}x{architecture.smallest} pixels or more; "
             f"these have {shape[1]}x{shape[2]}"
             + (f", pooled to {spec.pool_input}." if side == spec.pool_input else ".")
         )
@@ -139,13 +141,13 @@ def _picture_backbone(
     return make_backbone(trunk, spec, shape, architecture.dropout), trunk.channels
 
 
-def _other_trunk(spec: ModelSpec, architecture: Architecture, shape: Shape) -> Trunk:
-    """Build a trunk for tables, series or text, after checking that the samples are such."""
-    dimensions = {"table": (1,), "series": (2,), "text": (1,)}[architecture.takes]
-    if len(shape) not in dimensions:
-        wanted = {"table": "a row of numbers", "series": "(channels, steps)", "text": "a row of tokens"}
+def _flat_trunk(spec: ModelSpec, architecture: Architecture, shape: Shape) -> Trunk:
+    """Build a trunk for tables, series or text; raise InputError if the samples have another kind or shape."""
+    dimensions = {"table": 1, "series": 2, "text": 1}[architecture.takes]
+    if len(shape) != dimensions:
+        expected = {"table": "a row of numbers", "series": "(channels, steps)", "text": "a row of tokens"}
         raise InputError(
-            f"Model '{spec.name}' takes {wanted[architecture.takes]} per sample; these have shape {tuple(shape)}."
+            f"Model '{spec.name}' takes {expected[architecture.takes]} per sample; these have shape {tuple(shape)}."
         )
     if architecture.takes != "text":
         if spec.vocabulary is not None:
@@ -167,33 +169,34 @@ def _pooled_shape(spec: ModelSpec, shape: tuple[int, int, int]) -> tuple[int, in
     return shape[0], min(shape[1], spec.pool_input), min(shape[2], spec.pool_input)
 
 
-def _build_own(spec: ModelSpec, own: OwnModel, shape: Shape, classes: int) -> SplitModel:
-    offered = {
+def _build_custom(spec: ModelSpec, custom: OwnModel, shape: Shape, classes: int) -> SplitModel:
+    """Build a registered model: call its factory, split the module at its head, and adapt it to the spec."""
+    arguments = {
         "shape": shape,
         "classes": classes,
         "width": spec.width,
         "norm": spec.norm,
         "vocabulary": spec.vocabulary,
     }
-    parameters = inspect.signature(own.factory).parameters.values()
+    parameters = inspect.signature(custom.factory).parameters.values()
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    given = {k: v for k, v in offered.items() if takes_all or k in named}
-    if spec.width != 1 and "width" not in given:
+    accepted = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    passed = {k: v for k, v in arguments.items() if takes_all or k in accepted}
+    if spec.width != 1 and "width" not in passed:
         raise InputError(f"Model '{spec.name}': width is {spec.width}, but its factory has no parameter 'width'.")
-    module = own.factory(**given)
-    if own.head is not None:
-        module = from_module(module, own.head, shape=shape, classes=classes, vocabulary=spec.vocabulary)
+    module = custom.factory(**passed)
+    if custom.head is not None:
+        module = from_module(module, custom.head, shape=shape, classes=classes, vocabulary=spec.vocabulary)
     if not isinstance(module, SplitModel):
         raise InputError(
             f"Model '{spec.name}': its factory returned a {type(module).__name__}; return a SplitModel, or give the "
             "name of the last layer to register(..., head=...)."
         )
-    return _adapted(module, spec, classes)
+    return _adapt(module, spec, classes)
 
 
-def _adapted(model: SplitModel, spec: ModelSpec, classes: int) -> SplitModel:
-    """Return the user's model with the feature width and head that the spec asks for."""
+def _adapt(model: SplitModel, spec: ModelSpec, classes: int) -> SplitModel:
+    """Return the custom model with the feature width and head that the spec asks for."""
     features = feature_width(spec, model.feature_dim)
     adapter = flat_adapter(spec, model.feature_dim)
     if adapter is None and spec.head is None:
@@ -203,7 +206,7 @@ def _adapted(model: SplitModel, spec: ModelSpec, classes: int) -> SplitModel:
 
 
 def describe(name: ModelSpec | str, shape: Shape | None = None) -> ModelInfo:
-    """Return sizes for ten classes and samples of `shape`: by default the smallest usual input of the model."""
+    """Return the model's sizes for ten classes and samples of `shape`, by default a typical small input."""
     spec = ModelSpec.parse(name) if isinstance(name, str) else name
     takes = ARCHITECTURES[spec.name].takes if spec.name in ARCHITECTURES else "picture"
     if shape is None:
@@ -216,11 +219,12 @@ def describe(name: ModelSpec | str, shape: Shape | None = None) -> ModelInfo:
 
 @lru_cache(maxsize=256)
 def _describe_at(spec: ModelSpec, shape: Shape) -> ModelInfo:
-    # On the meta device nothing is allocated or computed: ResNet-152 costs no more than its Python objects.
+    """Count the parameters and FLOPs of a model."""
+    # On the meta device, tensors need no memory and no computation.
     with torch.device("meta"):
         model = build(spec, shape=shape, classes=10).eval()
-        params, extractor_params = _count(model), _count(model.backbone)
-        _skip_uncounted(model)
+        params, extractor_params = _count_parameters(model), _count_parameters(model.backbone)
+        _remove_uncounted(model)
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             model(torch.empty(2, *shape, dtype=torch.float32 if spec.vocabulary is None else torch.int64))
     return ModelInfo(
@@ -233,8 +237,8 @@ def _describe_at(spec: ModelSpec, shape: Shape) -> ModelInfo:
     )
 
 
-def _skip_uncounted(model: nn.Module) -> None:
-    """Norms and activations have no multiply-accumulates that are counted, but take most of a meta pass."""
+def _remove_uncounted(model: nn.Module) -> None:
+    """Replace norms and activations by identities. They add no counted FLOPs but most of the time of a meta pass."""
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             if isinstance(
@@ -243,5 +247,6 @@ def _skip_uncounted(model: nn.Module) -> None:
                 setattr(parent, name, nn.Identity())
 
 
-def _count(module: nn.Module) -> int:
+def _count_parameters(module: nn.Module) -> int:
+    """Return the number of trainable parameters."""
     return sum(p.numel() for p in module.parameters() if p.requires_grad)

@@ -1,4 +1,4 @@
-"""Residual networks from ResNet4 to ResNet152, built of stages so that depth and width can be sliced."""
+"""Residual networks from ResNet4 to ResNet152. They consist of stages, so they can be sliced by depth and width."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ CHANNELS = (64, 128, 256, 512)
 
 @dataclass(frozen=True)
 class Depth:
+    """The number of blocks per stage and the kind of block."""
+
     blocks: tuple[int, ...]
     bottleneck: bool = False
 
@@ -36,7 +38,7 @@ DEPTHS = {
 
 
 class ResidualBlock(nn.Module):
-    """relu(layers(x) + shortcut(x)); the shortcut is a 1x1 projection where the shape changes."""
+    """Residual block relu(layers(x) + shortcut(x)). The shortcut is a 1x1 projection if the shape changes."""
 
     def __init__(self, layers: nn.Sequential, inputs: int, outputs: int, stride: int, norm: str) -> None:
         super().__init__()
@@ -52,7 +54,7 @@ class ResidualBlock(nn.Module):
 
 
 def basic_block(inputs: int, outputs: int, *, stride: int, norm: str) -> ResidualBlock:
-    """Two 3x3 convolutions, the first carries the stride."""
+    """Build a block of two 3x3 convolutions. The first one has the stride."""
     layers = nn.Sequential(
         ConvNormAct(inputs, outputs, 3, norm=norm, stride=stride),
         ConvNormAct(outputs, outputs, 3, norm=norm, act=None),
@@ -61,7 +63,7 @@ def basic_block(inputs: int, outputs: int, *, stride: int, norm: str) -> Residua
 
 
 def bottleneck_block(inputs: int, inner: int, outputs: int, *, stride: int, norm: str) -> ResidualBlock:
-    """1x1, 3x3 carrying the stride, 1x1."""
+    """Build a block of 1x1, 3x3 and 1x1 convolutions. The 3x3 convolution has the stride."""
     layers = nn.Sequential(
         ConvNormAct(inputs, inner, 1, norm=norm),
         ConvNormAct(inner, inner, 3, norm=norm, stride=stride),
@@ -71,7 +73,7 @@ def bottleneck_block(inputs: int, inner: int, outputs: int, *, stride: int, norm
 
 
 class ResNet(Trunk):
-    """Stem, then stages of residual blocks; every stage after the first halves the map."""
+    """A stem and stages of residual blocks. Every stage after the first halves height and width."""
 
     def __init__(
         self, stem: nn.Sequential, depth: Depth, channels: Sequence[int], *, width: float, norm: str
@@ -103,19 +105,20 @@ class ResNet(Trunk):
 
 
 def image_stem(inputs: int, outputs: int, norm: str) -> nn.Sequential:
-    """7x7/2 and 3x3/2 max pooling: for photographs, and what the papers use even at 32 pixels."""
+    """Build the ImageNet stem: 7x7 convolution and 3x3 max pooling, both with stride 2."""
     return nn.Sequential(ConvNormAct(inputs, outputs, 7, norm=norm, stride=2), nn.MaxPool2d(3, 2, padding=1))
 
 
 def small_stem(inputs: int, outputs: int, norm: str, stride: int = 1) -> nn.Sequential:
-    """3x3: keeps the size of small images."""
+    """Build the stem for small images: one 3x3 convolution, by default without downsampling."""
     return nn.Sequential(ConvNormAct(inputs, outputs, 3, norm=norm, stride=stride))
 
 
 def resnet(spec: ModelSpec, shape: tuple[int, int, int]) -> Trunk:
+    """Build the ResNet that the spec names."""
     stem = spec.stem
     if stem == "auto":
-        # The image stem shrinks the map fourfold, which leaves nothing to look at below 32 pixels.
+        # The image stem downsamples by 4, which leaves too small a map for images below 32 pixels.
         size = min(shape[1:]) if spec.pool_input is None else min(*shape[1:], spec.pool_input)
         stem = "small" if size < 32 else "image"
     make_stem = small_stem if stem == "small" else image_stem

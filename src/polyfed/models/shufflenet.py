@@ -1,7 +1,7 @@
 """ShuffleNetV2 at x1.5 and x2.0.
 
-Its channel shuffle interleaves two halves, so that leading channels of a narrow copy are not those of a wide one:
-it can be built at any width, but not be cut out of a wider one.
+The channel shuffle interleaves two halves, so the leading channels of a narrow model do not correspond to those of a
+wide one. The model can be built at any width, but it cannot be sliced by width.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from polyfed.models.blocks import ConvNormAct, Trunk, scaled
 from polyfed.models.spec import ModelSpec
 
 REPEATS = (4, 8, 4)
-# (outputs of the three stages, of the last convolution)
+# (output channels of the three stages, output channels of the last convolution)
 SIZES = {
     "shufflenet-v2-x1.5": ((176, 352, 704), 1024),
     "shufflenet-v2-x2.0": ((244, 488, 976), 2048),
@@ -21,13 +21,13 @@ SIZES = {
 
 
 def shuffle(x: Tensor) -> Tensor:
-    """Takes channels in turn from the first and the second half."""
+    """Interleave the first and the second half of the channels."""
     batch, channels, height, width = x.shape
     return x.reshape(batch, 2, channels // 2, height, width).transpose(1, 2).reshape(x.shape)
 
 
-def _filter(inputs: int, outputs: int, stride: int, norm: str) -> nn.Sequential:
-    """1x1, 3x3 on each channel alone, 1x1."""
+def _branch(inputs: int, outputs: int, stride: int, norm: str) -> nn.Sequential:
+    """Build a branch of 1x1, depthwise 3x3 and 1x1 convolutions."""
     return nn.Sequential(
         ConvNormAct(inputs, outputs, 1, norm=norm),
         ConvNormAct(outputs, outputs, 3, norm=norm, stride=stride, groups=outputs, act=None),
@@ -36,7 +36,7 @@ def _filter(inputs: int, outputs: int, stride: int, norm: str) -> nn.Sequential:
 
 
 class Downsample(nn.Module):
-    """Both branches see the whole input and halve it."""
+    """Downsampling unit. Both branches receive all channels and halve height and width."""
 
     def __init__(self, inputs: int, half: int, norm: str) -> None:
         super().__init__()
@@ -44,18 +44,18 @@ class Downsample(nn.Module):
             ConvNormAct(inputs, inputs, 3, norm=norm, stride=2, groups=inputs, act=None),
             ConvNormAct(inputs, half, 1, norm=norm),
         )
-        self.right = _filter(inputs, half, 2, norm)
+        self.right = _branch(inputs, half, 2, norm)
 
     def forward(self, x: Tensor) -> Tensor:
         return shuffle(torch.cat([self.left(x), self.right(x)], dim=1))
 
 
 class Unit(nn.Module):
-    """One half passes, the other is filtered."""
+    """Basic unit. One half of the channels passes unchanged, the other half goes through convolutions."""
 
     def __init__(self, half: int, norm: str) -> None:
         super().__init__()
-        self.right = _filter(half, half, 1, norm)
+        self.right = _branch(half, half, 1, norm)
 
     def forward(self, x: Tensor) -> Tensor:
         left, right = x.chunk(2, dim=1)
@@ -63,6 +63,8 @@ class Unit(nn.Module):
 
 
 class ShuffleNetV2(Trunk):
+    """A stem, three stages of shuffle units, and a final 1x1 convolution."""
+
     def __init__(self, spec: ModelSpec, shape: tuple[int, int, int]) -> None:
         super().__init__()
         outputs, last = SIZES[spec.name]

@@ -17,6 +17,7 @@ class SplitModel(nn.Module):
         self.classes = classes
 
     def features(self, x: Tensor) -> Tensor:
+        """Return the features of a batch."""
         z: Tensor = self.backbone(x)
         return z
 

@@ -1,4 +1,4 @@
-"""What comes out of a model after each of its stages: for comparing models, not for training them."""
+"""Intermediate outputs of a model after each stage, for comparing models."""
 
 from __future__ import annotations
 
@@ -16,33 +16,34 @@ FEATURES = "features"
 
 @torch.no_grad()
 def stage_outputs(model: SplitModel, x: Tensor) -> dict[str, Tensor]:
-    """The output after every stage (of a transformer: every block) and the features, one flat row for each image.
+    """Return the output of every stage and the features, flattened to one row per sample.
 
-    By name: "stage 1", ... of a model of stages, "block 1", ... of one of blocks, then "features", which all have.
-    The model stays in the mode it is in.
+    Keys are "stage 1", "stage 2", ..., or "block 1", "block 2", ... if the model has one stage (as transformers do),
+    and "features". The training mode of the model does not change.
     """
-    found: dict[str, Tensor] = {}
+    outputs: dict[str, Tensor] = {}
     modules = dict(model.named_modules())
     handles = [
-        modules[module].register_forward_hook(partial(_note, found, name)) for name, module in _places(model).items()
+        modules[module].register_forward_hook(partial(_record_output, outputs, name))
+        for name, module in _recorded_modules(model).items()
     ]
     try:
-        found[FEATURES] = model.features(x).flatten(1)
+        outputs[FEATURES] = model.features(x).flatten(1)
     finally:
         for handle in handles:
             handle.remove()
-    return found
+    return outputs
 
 
-def _note(found: dict[str, Tensor], name: str, module: nn.Module, inputs: object, output: Tensor) -> None:
-    found[name] = output.flatten(1)
+def _record_output(outputs: dict[str, Tensor], name: str, module: nn.Module, inputs: object, output: Tensor) -> None:
+    outputs[name] = output.flatten(1)
 
 
-def _places(model: SplitModel) -> dict[str, str]:
-    """The modules whose outputs are wanted, by what they are called."""
+def _recorded_modules(model: SplitModel) -> dict[str, str]:
+    """Return the names of the modules to record, by output name."""
     try:
         stages = block_names(model)
-    except InputError:  # it has neither
+    except InputError:  # the model has no stages or blocks
         return {}
     if len(stages) == 1:
         return {f"block {k}": block for k, block in enumerate(stages[0], 1)}

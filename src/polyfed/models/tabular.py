@@ -1,4 +1,4 @@
-"""CPU-sized networks for tables: a row of numbers per sample. Each normalises its inputs itself, by batch norm."""
+"""CPU-sized networks for tables: a row of numbers per sample. Each one normalises its inputs with batch norm."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ FEATURES = 64  # the common feature width of the group
 
 
 def _columns(shape: tuple[int, ...]) -> int:
+    """Return the number of values per sample."""
     return int(torch.Size(shape).numel())
 
 
 class TableMLP(Trunk):
-    """Two hidden layers."""
+    """A multilayer perceptron with two hidden layers."""
 
     spatial = False
 
@@ -68,7 +69,7 @@ class TableResNet(Trunk):
 
 
 class TableWide(Trunk):
-    """One wide hidden layer and a linear path beside it."""
+    """One wide hidden layer and a parallel linear layer, summed."""
 
     spatial = False
 

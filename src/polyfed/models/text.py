@@ -14,6 +14,8 @@ EMBEDDING = 16
 
 
 class _TextTrunk(Trunk):
+    """Base class of text networks, with a token embedding."""
+
     spatial = False
 
     def __init__(self, spec: ModelSpec, vocabulary: int) -> None:
@@ -42,7 +44,7 @@ class TextBag(_TextTrunk):
 
 
 class TextCNN(_TextTrunk):
-    """Convolutions of three lengths, each with its largest value over the text (Kim, EMNLP 2014)."""
+    """Convolutions of three kernel sizes with max pooling over the text (Kim, EMNLP 2014)."""
 
     def __init__(self, spec: ModelSpec, shape: tuple[int, ...], vocabulary: int) -> None:
         super().__init__(spec, vocabulary)
@@ -58,7 +60,7 @@ class TextCNN(_TextTrunk):
 
 
 class TextGRU(_TextTrunk):
-    """A GRU over the words; the feature is the mean of its states over words."""
+    """A GRU over the words. The feature is the mean hidden state over the words."""
 
     def __init__(self, spec: ModelSpec, shape: tuple[int, ...], vocabulary: int) -> None:
         super().__init__(spec, vocabulary)

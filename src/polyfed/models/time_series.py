@@ -1,4 +1,4 @@
-"""CPU-sized networks for series: (channels, steps) per sample, such as sensor windows, scaled by batch norm."""
+"""CPU-sized networks for time series: (channels, steps) per sample. Batch norm normalises their inputs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ FEATURES = 64  # the common feature width of the group
 
 
 def _conv(inputs: int, outputs: int, kernel: int, stride: int, dilation: int = 1) -> nn.Sequential:
+    """Build a 1-D convolution with batch norm and ReLU."""
     padding = dilation * (kernel // 2)
     return nn.Sequential(
         nn.Conv1d(inputs, outputs, kernel, stride=stride, padding=padding, dilation=dilation, bias=False),
@@ -45,7 +46,7 @@ class SeriesCNN(Trunk):
 
 
 class SeriesTCN(Trunk):
-    """Dilated convolutions with residual connections, and the largest value over time."""
+    """Dilated convolutions with residual connections, and max pooling over time."""
 
     spatial = False
 
@@ -66,7 +67,7 @@ class SeriesTCN(Trunk):
 
 
 class SeriesGRU(Trunk):
-    """A GRU over steps averaged four by four; the feature is its last state."""
+    """A GRU over steps that are average-pooled in groups of four. The feature is the last hidden state."""
 
     spatial = False
 

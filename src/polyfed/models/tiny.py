@@ -1,4 +1,4 @@
-"""CPU-sized networks: four unlike ones with one feature width, and narrow families that slice like the big ones."""
+"""CPU-sized networks: four different architectures with one feature width, and narrow ResNets that can be sliced."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from polyfed.models.blocks import ConvNormAct, Trunk, scaled
 from polyfed.models.resnet import DEPTHS, Depth, ResNet, basic_block, image_stem, small_stem
 from polyfed.models.spec import ModelSpec
 
-FEATURES = 64  # the common feature width of the four
-NARROW_CHANNELS = (8, 12, 16, 20)  # of the stage-splittable family: 26 layers stay below 50,000 parameters
-WIDE_CHANNELS = (8, 16, 32)  # of the width-splittable one: a quarter of each is still whole
+FEATURES = 64  # common feature width of the four architectures
+NARROW_CHANNELS = (8, 12, 16, 20)  # ResNets for depth slicing: 26 layers have fewer than 50,000 parameters
+WIDE_CHANNELS = (8, 16, 32)  # ResNet for width slicing: all are divisible by four
 NARROW_DEPTHS = {
     f"tiny-{name}": DEPTHS[name] for name in ("resnet10", "resnet14", "resnet18", "resnet22", "resnet26")
 }
 WIDE_DEPTH = Depth((2, 2, 2))
 
 
-def _stride(shape: tuple[int, int, int]) -> int:
-    """Halve the map at once from 16 pixels on: a core spends most of its time at full resolution."""
+def _first_stride(shape: tuple[int, int, int]) -> int:
+    """Return the stride of the first convolution: 2 from 16 pixels on, to save CPU time."""
     return 2 if min(shape[1:]) >= 16 else 1
 
 
 class TinyCNN(Trunk):
-    """Two convolutions with pooling and one fully connected layer, no norm."""
+    """Two convolutions with pooling and one fully connected layer, without norms."""
 
     spatial = False
 
@@ -32,7 +32,7 @@ class TinyCNN(Trunk):
         first, second = scaled(16, spec.width), scaled(32, spec.width)
         self.channels = scaled(FEATURES, spec.width)
         self.layers = nn.Sequential(
-            nn.Conv2d(shape[0], first, 3, stride=_stride(shape), padding=1),
+            nn.Conv2d(shape[0], first, 3, stride=_first_stride(shape), padding=1),
             nn.ReLU(),
             nn.MaxPool2d(2, ceil_mode=True),
             nn.Conv2d(first, second, 3, padding=1),
@@ -42,7 +42,7 @@ class TinyCNN(Trunk):
             nn.Linear(4 * second, self.channels),
             nn.ReLU(),
         )
-        self.apply(_he)
+        self.apply(_init_he)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.layers(x)
@@ -50,7 +50,7 @@ class TinyCNN(Trunk):
 
 
 class TinyMLP(Trunk):
-    """Two fully connected layers on the image averaged to 8x8, so that its size does not depend on the input's."""
+    """Two fully connected layers on the image, average-pooled to 8x8 so that any input size fits."""
 
     spatial = False
 
@@ -66,7 +66,7 @@ class TinyMLP(Trunk):
             nn.Linear(hidden, self.channels),
             nn.ReLU(),
         )
-        self.apply(_he)
+        self.apply(_init_he)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.layers(x)
@@ -74,7 +74,7 @@ class TinyMLP(Trunk):
 
 
 class TinyMobile(Trunk):
-    """Depthwise separable convolutions: every channel filtered alone, then mixed by 1x1; each halves the map."""
+    """A stem and two depthwise separable convolutions. Each of them halves height and width."""
 
     def __init__(self, spec: ModelSpec, shape: tuple[int, int, int]) -> None:
         super().__init__()
@@ -98,14 +98,14 @@ class TinyMobile(Trunk):
 
 
 class TinyResNet(Trunk):
-    """A stem, one residual block, and a strided convolution that widens to the common feature width."""
+    """A stem, one residual block, and a strided convolution to the common feature width."""
 
     def __init__(self, spec: ModelSpec, shape: tuple[int, int, int]) -> None:
         super().__init__()
         inner = scaled(24, spec.width)
         self.channels = scaled(FEATURES, spec.width)
         self.stem = nn.Sequential(
-            ConvNormAct(shape[0], inner, 3, norm=spec.norm, stride=_stride(shape)),
+            ConvNormAct(shape[0], inner, 3, norm=spec.norm, stride=_first_stride(shape)),
             nn.MaxPool2d(2, ceil_mode=True),
         )
         self.block = basic_block(inner, inner, stride=1, norm=spec.norm)
@@ -116,28 +116,29 @@ class TinyResNet(Trunk):
         return out
 
 
-def _he(module: nn.Module) -> None:
-    """He initialisation where no norm sets the scale: the default one needs several times the steps at lr 0.01."""
+def _init_he(module: nn.Module) -> None:
+    """Apply He initialisation. Without norms, PyTorch's default needs several times as many steps at lr 0.01."""
     if isinstance(module, nn.Conv2d | nn.Linear):
         nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
         if module.bias is not None:
             nn.init.zeros_(module.bias)
 
 
-def _narrow(spec: ModelSpec, shape: tuple[int, int, int], depth: Depth, channels: tuple[int, ...]) -> ResNet:
+def _build_resnet(spec: ModelSpec, shape: tuple[int, int, int], depth: Depth, channels: tuple[int, ...]) -> ResNet:
+    """Build a ResNet with these channels per stage."""
     first = scaled(channels[0], spec.width)
     if spec.stem == "image":
         stem = image_stem(shape[0], first, spec.norm)
     else:
-        stem = small_stem(shape[0], first, spec.norm, 1 if spec.stem == "small" else _stride(shape))
+        stem = small_stem(shape[0], first, spec.norm, 1 if spec.stem == "small" else _first_stride(shape))
     return ResNet(stem, depth, channels, width=spec.width, norm=spec.norm)
 
 
 def narrow_resnet(spec: ModelSpec, shape: tuple[int, int, int]) -> Trunk:
-    """Block counts of ResNet10 to ResNet26, stage-splittable."""
-    return _narrow(spec, shape, NARROW_DEPTHS[spec.name], NARROW_CHANNELS)
+    """Build a narrow ResNet with the block counts of ResNet10 to ResNet26, for depth slicing."""
+    return _build_resnet(spec, shape, NARROW_DEPTHS[spec.name], NARROW_CHANNELS)
 
 
 def wide_resnet(spec: ModelSpec, shape: tuple[int, int, int]) -> Trunk:
-    """Three stages of two blocks, whose channels divide by four."""
-    return _narrow(spec, shape, WIDE_DEPTH, WIDE_CHANNELS)
+    """Build a ResNet of three stages with two blocks each, for width slicing."""
+    return _build_resnet(spec, shape, WIDE_DEPTH, WIDE_CHANNELS)

@@ -1,4 +1,4 @@
-"""Vision transformers: DFFKE's tiny one, InCo's ViT-S of 8 to 12 blocks, ViT-B, and CPU-sized ones."""
+"""Vision transformers: DFFKE's ViT-Tiny, InCo's ViT-S with 8 to 12 blocks, ViT-B, and CPU-sized ones."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from polyfed.models.spec import ModelSpec
 
 @dataclass(frozen=True)
 class Sizes:
+    """Hyperparameters of a vision transformer."""
+
     patch: int
     dim: int
     blocks: int
@@ -31,7 +33,7 @@ TINY_DEPTHS = {f"tiny-vit-{q}": q for q in range(2, 7)}
 
 
 class Attention(nn.Module):
-    """Separate query, key and value layers, so that a slice inside each head is a slice of rows."""
+    """Multi-head self-attention. Query, key and value are separate layers, so slicing a head selects rows."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -42,19 +44,19 @@ class Attention(nn.Module):
         self.out = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (self._by_head(layer(x)) for layer in (self.query, self.key, self.value))
-        mixed = F.scaled_dot_product_attention(q, k, v)
-        out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        q, k, v = (self._split_heads(layer(x)) for layer in (self.query, self.key, self.value))
+        attended = F.scaled_dot_product_attention(q, k, v)
+        out: Tensor = self.out(attended.transpose(1, 2).flatten(2))
         return out
 
-    def _by_head(self, x: Tensor) -> Tensor:
-        """(N, tokens, dim) to (N, heads, tokens, dim of a head)."""
+    def _split_heads(self, x: Tensor) -> Tensor:
+        """Reshape (N, tokens, dim) to (N, heads, tokens, dim / heads)."""
         batch, tokens, dim = x.shape
         return x.reshape(batch, tokens, self.heads, dim // self.heads).transpose(1, 2)
 
 
 class Block(nn.Module):
-    """Attention and a two-layer network, each after its norm and added to its input."""
+    """Pre-norm transformer block: self-attention and a two-layer MLP, both with residual connections."""
 
     def __init__(self, dim: int, heads: int, mlp: int) -> None:
         super().__init__()
@@ -70,17 +72,17 @@ class Block(nn.Module):
 
 
 class VisionTransformer(Trunk):
-    """Patches and a class token with learned positions, blocks, final norm; the class token is the feature.
+    """A vision transformer with learned position embeddings. Its feature is the class token after the final norm.
 
-    An image whose sides are not multiples of the patch is padded on the right and below, with what the input
-    normalisation makes the mean.
+    If the image size is not a multiple of the patch size, the image is padded on the right and at the bottom with
+    zeros, which is the mean after input normalisation.
     """
 
     spatial = False
 
     def __init__(self, spec: ModelSpec, shape: tuple[int, int, int], sizes: Sizes) -> None:
         super().__init__()
-        # The number of heads stays, each gets narrower.
+        # A smaller width makes each head narrower; the number of heads does not change.
         dim = sizes.heads * scaled(sizes.dim // sizes.heads, spec.width)
         self.patch = sizes.patch
         tokens = -(-shape[1] // sizes.patch) * -(-shape[2] // sizes.patch)
@@ -91,10 +93,10 @@ class VisionTransformer(Trunk):
         self.blocks = nn.Sequential(*(Block(dim, sizes.heads, mlp) for _ in range(sizes.blocks)))
         self.norm = nn.LayerNorm(dim, eps=1e-6)
         self.channels = dim
-        self.apply(_initialise)
+        self.apply(_init_weights)
 
     def tokens(self, x: Tensor) -> Tensor:
-        """What the first block gets: the class token and the patches, with their positions."""
+        """Return the input of the first block: class token and patch embeddings, with position embeddings added."""
         x = F.pad(x, (0, -x.shape[3] % self.patch, 0, -x.shape[2] % self.patch))
         patches = self.embed(x).flatten(2).transpose(1, 2)
         return torch.cat([self.class_token.expand(len(x), -1, -1), patches], dim=1) + self.positions
@@ -104,8 +106,8 @@ class VisionTransformer(Trunk):
         return out
 
 
-def _initialise(module: nn.Module) -> None:
-    """Variances that keep the scale through the layers: a transformer barely starts from PyTorch's default."""
+def _init_weights(module: nn.Module) -> None:
+    """Preserve the scale of activations. Training barely starts from PyTorch's default initialisation."""
     if isinstance(module, nn.Linear):
         nn.init.xavier_uniform_(module.weight)
         nn.init.zeros_(module.bias)
@@ -116,10 +118,11 @@ def _initialise(module: nn.Module) -> None:
 
 
 def vit(spec: ModelSpec, shape: tuple[int, int, int]) -> Trunk:
+    """Build the vision transformer that the spec names."""
     return VisionTransformer(spec, shape, TABLE[spec.name])
 
 
 def tiny_vit(spec: ModelSpec, shape: tuple[int, int, int]) -> Trunk:
-    """Up to 16 patches: 2 pixels each on 8x8 digits, 8 pixels on 32x32."""
+    """Build a CPU-sized transformer with up to 16 patches: 2x2 pixels for 8x8 images, 8x8 for 32x32."""
     patch = max(1, -(-min(shape[1:]) // 4))
     return VisionTransformer(spec, shape, Sizes(patch=patch, dim=32, blocks=TINY_DEPTHS[spec.name], heads=4, mlp=32))

@@ -1,4 +1,7 @@
-"""Cutting sub-models out of one big model, by width and by depth, and merging them back position by position."""
+"""Width and depth slicing: cut sub-models out of a server model and average them back, position by position.
+
+`cut` returns the positions of a sub-model, `extract` copies its weights, `OwnerMean` averages trained sub-models.
+"""
 
 from polyfed.models.slicing.cutting import cut, cut_specs, skeleton
 from polyfed.models.slicing.exits import EarlyExits, build_with_exits

@@ -1,4 +1,4 @@
-"""One server model and the sub-models that clients hold of it: where each lies, worked out once."""
+"""A server model and the sub-models that clients train, with cached positions of each sub-model."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from polyfed.models.split import SplitModel
 
 
 class Family:
-    """Architectures by their specs, the largest of which is the server's model.
+    """The architectures of a federation by spec. The largest one, `whole`, is the server model.
 
-    With `apart`, nothing is cut: the server's model is one copy of every architecture, side by side, under names
-    that begin with the architecture's number, so that equal architectures share and others do not.
+    With `apart`, nothing is cut: the server holds one copy of every architecture, and tensor names start with the
+    architecture's number. Clients then share weights only with clients of the same architecture.
     """
 
     def __init__(
@@ -30,22 +30,25 @@ class Family:
 
     @property
     def split(self) -> bool:
-        """Whether any member holds less than the server's model."""
+        """Whether any member is smaller than the server model."""
         return self.apart or any(spec != self.whole for spec in self.members)
 
     def skeleton(self, spec: str | None = None) -> SplitModel:
-        """An architecture without memory for its weights; without a spec, the server's."""
+        """Return a model on the meta device: the server model, or that of `spec`."""
         spec = spec or self.whole
         if spec not in self._skeletons:
             self._skeletons[spec] = skeleton(spec, shape=self._shape, classes=self._classes)
         return self._skeletons[spec]
 
     def name(self, spec: str, tensor: str) -> str:
-        """What a member's tensor is called at the server."""
+        """Return the server's name of a member's tensor."""
         return f"{self.members.index(spec)}.{tensor}" if self.apart else tensor
 
     def cut(self, spec: str, rule: Rule = prefix) -> Cut:
-        """Where a member's tensors lie in the server's model, by their names there; refused if it is no slice."""
+        """Return the positions of a member's tensors in the server model, by the server's tensor names.
+
+        Raises InputError if the member is not a slice of the server model.
+        """
         if self.apart:
             return {self.name(spec, n): (None,) * t.ndim for n, t in self.skeleton(spec).state_dict().items()}
         if rule is not prefix:
@@ -55,11 +58,11 @@ class Family:
         return self._cuts[spec]
 
     def take(self, weights: Mapping[str, Tensor], spec: str, rule: Rule = prefix) -> dict[str, Tensor]:
-        """A member's weights, copied out of the server's; of what is laid out alike but holds less, what there is."""
-        start = len(self.name(spec, ""))
-        places = {name: index for name, index in self.cut(spec, rule).items() if name in weights}
-        return {name[start:]: part for name, part in extract(weights, places).items()}
+        """Copy a member's weights out of the server's. Tensors that are missing from `weights` are skipped."""
+        prefix_length = len(self.name(spec, ""))
+        indices = {name: index for name, index in self.cut(spec, rule).items() if name in weights}
+        return {name[prefix_length:]: part for name, part in extract(weights, indices).items()}
 
     def put(self, weights: Mapping[str, Tensor], spec: str) -> dict[str, Tensor]:
-        """A member's weights under the names that they have at the server."""
+        """Return a member's weights under the server's tensor names."""
         return {self.name(spec, name): tensor for name, tensor in weights.items()}

@@ -1,4 +1,4 @@
-"""A slice as plain data: for every tensor of the sub-model, which positions of the big model's tensor it holds."""
+"""Slice indices: for every tensor of a sub-model, its positions in the big model's tensor."""
 
 from __future__ import annotations
 
@@ -9,70 +9,73 @@ from torch import Tensor
 
 from polyfed.errors import InputError, nearest
 
-# One entry for each axis: the positions kept, in the sub-model's order, or None for the whole axis.
+# One entry per axis: the selected positions, in the sub-model's order, or None for the whole axis.
 Index = tuple[Tensor | None, ...]
-# By tensor name. Depth slicing is absence: what the sub-model does not have is not in it.
+# Indices by tensor name. Tensors of layers that the sub-model lacks (depth slicing) are missing.
 Cut = Mapping[str, Index]
-# Which positions of an axis of `size` are kept, given (size, kept). Every axis of equal sizes gets the same answer,
-# so that the layers of a residual stage, which all have the same size, keep the same channels (T6).
+# A function (size, count) that selects `count` positions of an axis of `size`. Axes of equal size get the same
+# positions, so that all layers of a residual stage select the same channels and can be added.
 Rule = Callable[[int, int], Tensor]
 
 
-def prefix(size: int, kept: int) -> Tensor:
-    """The leading positions (HeteroFL, ScaleFL): a smaller slice lies within every larger one."""
-    return torch.arange(kept, device="cpu")
+def prefix(size: int, count: int) -> Tensor:
+    """Select the leading positions (HeteroFL, ScaleFL). Every smaller slice is contained in the larger ones."""
+    return torch.arange(count, device="cpu")
 
 
 def window(offset: int) -> Rule:
-    """Positions s, s+1, ... around the circle with s = offset mod size (FedRolex; the offset is the round)."""
+    """Return the rule that selects a cyclic window from offset mod size (FedRolex; the offset is the round)."""
 
-    def rolled(size: int, kept: int) -> Tensor:
-        return (torch.arange(kept, device="cpu") + offset % size) % size
+    def rolled(size: int, count: int) -> Tensor:
+        return (torch.arange(count, device="cpu") + offset % size) % size
 
     return rolled
 
 
 def drawn(generator: torch.Generator) -> Rule:
-    """Random positions in ascending order (Federated Dropout); one draw for each size, however often it occurs."""
-    orders: dict[int, Tensor] = {}
+    """Return the rule that selects random positions in ascending order (Federated Dropout).
 
-    def sampled(size: int, kept: int) -> Tensor:
-        if size not in orders:
-            orders[size] = torch.randperm(size, generator=generator, device="cpu")
-        return orders[size][:kept].sort().values
+    Axes of equal size share one permutation.
+    """
+    permutations: dict[int, Tensor] = {}
+
+    def sampled(size: int, count: int) -> Tensor:
+        if size not in permutations:
+            permutations[size] = torch.randperm(size, generator=generator, device="cpu")
+        return permutations[size][:count].sort().values
 
     return sampled
 
 
 def select(tensor: Tensor, index: Index) -> Tensor:
-    """The positions of one tensor, always as a copy."""
+    """Return a copy of the selected positions of a tensor."""
     part = tensor
-    for axis, kept in enumerate(index):
-        if kept is not None:
-            part = part.index_select(axis, kept.to(tensor.device))
+    for axis, positions in enumerate(index):
+        if positions is not None:
+            part = part.index_select(axis, positions.to(tensor.device))
     return part.detach().clone() if part is tensor else part.detach()
 
 
 def region(index: Index, device: torch.device) -> tuple[Tensor | slice, ...]:
-    """What to write between the brackets to address these positions in place.
+    """Return the subscript that addresses these positions in place.
 
-    Only one run of neighbouring axes may hold vectors: torch would move axes that a slice keeps apart to the front.
+    Only adjacent axes may have index vectors: torch moves the axes to the front if a slice separates them.
     """
-    cut_axes = [axis for axis, kept in enumerate(index) if kept is not None]
+    cut_axes = [axis for axis, positions in enumerate(index) if positions is not None]
     if len(cut_axes) != (cut_axes[-1] - cut_axes[0] + 1 if cut_axes else 0):
-        raise InputError(f"A slice cuts axes {cut_axes} of a tensor, allowed are neighbouring axes.")
-    places: list[Tensor | slice] = []
-    for axis, kept in enumerate(index):
-        if kept is None:
-            places.append(slice(None))
+        raise InputError(f"A slice cuts axes {cut_axes} of a tensor; expected adjacent axes.")
+    subscript: list[Tensor | slice] = []
+    for axis, positions in enumerate(index):
+        if positions is None:
+            subscript.append(slice(None))
         else:
             later = sum(1 for other in cut_axes if other > axis)
-            places.append(kept.to(device).reshape(-1, *[1] * later))
-    return tuple(places)
+            subscript.append(positions.to(device).reshape(-1, *[1] * later))
+    return tuple(subscript)
 
 
 def extract(weights: Mapping[str, Tensor], cut: Cut) -> dict[str, Tensor]:
-    """The sub-model's weights, copied out of the big model's."""
+    """Copy the weights of a sub-model out of those of the big model."""
     for name in cut:
         if name not in weights:
             raise InputError(f"The big model has no tensor '{name}' to slice: {nearest(name, weights)}.")
@@ -82,15 +85,15 @@ def extract(weights: Mapping[str, Tensor], cut: Cut) -> dict[str, Tensor]:
 def only_rows(
     weights: Mapping[str, Tensor], cut: Cut, names: Iterable[str], rows: Tensor
 ) -> tuple[dict[str, Tensor], dict[str, Index]]:
-    """A reply and its cut without the rows of the named tensors that are not in `rows`.
+    """Restrict the named tensors of a client's weights, and their indices, to `rows`.
 
-    So the classifier rows of classes that a client does not have stay out of the mean (B0, label masking).
+    This is label masking: classifier rows of classes that a client does not have are left out of the mean.
     """
-    fewer_weights, fewer_places = dict(weights), dict(cut)
+    row_weights, row_indices = dict(weights), dict(cut)
     for name in names:
         if name not in weights or name not in cut:
             raise InputError(f"The slice has no tensor '{name}' to take rows of: {nearest(name, cut)}.")
-        first, *others = cut[name]
-        fewer_weights[name] = weights[name].index_select(0, rows.to(weights[name].device))
-        fewer_places[name] = (rows if first is None else first[rows], *others)
-    return fewer_weights, fewer_places
+        first_axis, *other_axes = cut[name]
+        row_weights[name] = weights[name].index_select(0, rows.to(weights[name].device))
+        row_indices[name] = (rows if first_axis is None else first_axis[rows], *other_axes)
+    return row_weights, row_indices

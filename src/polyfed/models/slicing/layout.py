@@ -1,4 +1,4 @@
-"""Where the parts of a model that slicing methods speak of are: its stages, their blocks, its classifier rows."""
+"""Names of the blocks of a model and of its classifier tensors, as slicing methods need them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from polyfed.models.split import SplitModel
 
 
 def block_names(model: SplitModel) -> tuple[tuple[str, ...], ...]:
-    """For every stage the names of its blocks, in the order of the forward pass; a transformer is one stage.
+    """Return the names of the blocks of every stage, in the order of the forward pass. A transformer is one stage.
 
-    A tensor of block "backbone.trunk.stages.0.1" has a name that begins with it and a dot.
+    Tensor names of block "backbone.trunk.stages.0.1" start with "backbone.trunk.stages.0.1.".
     """
     names = {id(module): name for name, module in model.named_modules()}
     trunk = getattr(model.backbone, "trunk", None)
@@ -23,19 +23,19 @@ def block_names(model: SplitModel) -> tuple[tuple[str, ...], ...]:
     if isinstance(blocks, nn.Sequential):
         return (tuple(names[id(block)] for block in blocks),)
     raise InputError(
-        f"A model with the trunk {type(trunk).__name__} has no stages or blocks to slice its depth by; "
-        "allowed are trunks with stages, such as the ResNets', and with blocks, such as the transformers'."
+        f"A model with the trunk {type(trunk).__name__} has no stages or blocks, so it cannot be sliced by depth. "
+        "Use a trunk with stages, such as a ResNet, or with blocks, such as a transformer."
     )
 
 
 def classifier_tensors(model: SplitModel) -> tuple[str, ...]:
-    """The tensors whose rows are classes: those of the last linear layer, for early exits of each exit's."""
+    """Return the tensors of the last linear layer, or of each exit's last linear layer. Their rows are classes."""
     heads = list(model.head.named_children()) if isinstance(model, EarlyExits) else [("", model.head)]
-    found: list[str] = []
+    tensors: list[str] = []
     for prefix, head in heads:
         linears = [(name, part) for name, part in head.named_modules() if isinstance(part, nn.Linear)]
         if not linears:
-            raise InputError(f"The head is a {type(head).__name__} without a linear layer, one is needed.")
+            raise InputError(f"The head is a {type(head).__name__} without a linear layer; at least one is needed.")
         name, last = linears[-1]
-        found += [".".join(p for p in ("head", prefix, name, tensor) if p) for tensor, _ in last.named_parameters()]
-    return tuple(found)
+        tensors += [".".join(p for p in ("head", prefix, name, tensor) if p) for tensor, _ in last.named_parameters()]
+    return tuple(tensors)

@@ -1,4 +1,4 @@
-"""BatchNorm statistics of many clients' data as one: merged by counts, position by position."""
+"""Pooled BatchNorm statistics of all clients, weighted by sample counts, position by position."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ MEAN, VARIANCE = "running_mean", "running_var"
 
 
 def statistics_of(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The running means and variances among a model's tensors."""
+    """Return the running means and variances of a model's tensors."""
     return {name: tensor for name, tensor in weights.items() if name.endswith((MEAN, VARIANCE))}
 
 
 class PooledStatistics:
-    """Mean and variance over the samples of all, from those of each: E[x^2] - E[x]^2 with both means by counts."""
+    """Mean and variance over the samples of all clients, from the clients' own statistics.
+
+    The variance is E[x^2] - E[x]^2. Both expectations are means weighted by sample counts.
+    """
 
     def __init__(self, before: Mapping[str, Tensor]) -> None:
-        """`before`: the statistics so far, which stay at positions that nobody measures."""
+        """Start from `before`, the current statistics. They remain at positions without client statistics."""
         self._before = before
         self._moments = OwnerMean(before)
 
     def add(self, statistics: Mapping[str, Tensor], cut: Cut, count: float) -> None:
-        """One client's statistics over `count` samples."""
+        """Add one client's statistics over `count` samples."""
         moments = {name: tensor.double() for name, tensor in statistics.items()}
         for name in moments:
             if name.endswith(VARIANCE):
@@ -35,6 +38,7 @@ class PooledStatistics:
         self._moments.add(moments, cut, count)
 
     def result(self) -> dict[str, Tensor]:
+        """Return the pooled statistics."""
         weights = self._moments.weights()
         moments = self._moments.mean({name: old.double() for name, old in self._before.items()})
         merged = dict(self._before)

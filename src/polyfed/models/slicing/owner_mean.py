@@ -1,4 +1,4 @@
-"""The mean over owners: every position of the big model is averaged over the sub-models that hold it (B0)."""
+"""Position-wise mean: every position of the big model is averaged over the sub-models that contain it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from polyfed.errors import InputError, nearest
 from polyfed.models.slicing.index import Cut, Index, region
 
 
-class _Weight:
-    """How much weight each position of one tensor has got.
+class _TotalWeight:
+    """Total weight at each position of one tensor.
 
-    An axis that no cut has touched yet has length 1, so that depth slices cost one number for each tensor and
-    convolutions none for their kernels.
+    An axis that no cut has indexed yet has length 1. Depth slices therefore cost one number per tensor, and kernel
+    axes are not expanded.
     """
 
     def __init__(self, like: Tensor) -> None:
@@ -23,51 +23,53 @@ class _Weight:
         self.total = torch.zeros([1] * like.ndim, dtype=torch.float64, device=like.device)
 
     def add(self, index: Index, weight: float) -> None:
-        wanted = [
-            size if kept is not None else has
-            for size, has, kept in zip(self._shape, self.total.shape, index, strict=True)
+        """Add `weight` at the positions of `index`."""
+        shape = [
+            size if positions is not None else current
+            for size, current, positions in zip(self._shape, self.total.shape, index, strict=True)
         ]
-        if wanted != list(self.total.shape):
-            self.total = self.total.expand(wanted).clone()
+        if shape != list(self.total.shape):
+            self.total = self.total.expand(shape).clone()
         self.total[region(index, self.total.device)] += weight
 
 
 class OwnerMean:
-    """Per-position weighted mean of sub-models, taken one at a time and in the order given.
+    """Position-wise weighted mean of sub-models, which are added one at a time. The owners of a position contain it.
 
-    Holds one sum for each tensor of the big model that somebody owns, in double precision: one owner, and equal
-    owners, give their own value back to the last bit. Integer tensors (BatchNorm's counter) take the largest value.
+    Sums are in double precision, so one owner, or several equal owners, give a bit-identical value back. Tensors
+    without owners take no memory. Integer tensors (BatchNorm's counter) take the maximum.
     """
 
     def __init__(self, like: Mapping[str, Tensor]) -> None:
-        """`like`: the big model's tensors, of which only shape, type and device are used."""
+        """Start an empty mean with the shapes, types and devices of `like`, the big model's tensors."""
         self._like = like
-        self._totals: dict[str, Tensor] = {}  # the weighted sum, for integers the largest so far
-        self._weights: dict[str, _Weight] = {}
+        self._totals: dict[str, Tensor] = {}  # weighted sums; maxima for integers
+        self._weights: dict[str, _TotalWeight] = {}
 
     def add(self, weights: Mapping[str, Tensor], cut: Cut, weight: float = 1.0) -> None:
-        """One sub-model's tensors, or some of them: what it did not train may be left out."""
+        """Add all or some of the tensors of one sub-model. Tensors that it did not train may be left out."""
         for name, part in weights.items():
             _check(name, part, cut, self._like)
         for name, part in weights.items():
             like = self._like[name]
             if name not in self._totals:
-                self._totals[name], self._weights[name] = _empty(like), _Weight(like)
-            places, own = region(cut[name], like.device), part.detach().to(like.device)
-            # Written back only where vectors address a copy; what slices address is the total itself.
-            total, copied = self._totals[name][places], any(kept is not None for kept in cut[name])
+                self._totals[name], self._weights[name] = _empty(like), _TotalWeight(like)
+            subscript, value = region(cut[name], like.device), part.detach().to(like.device)
+            # Indexing with vectors returns a copy, which is written back below; indexing with slices returns a view.
+            total, copied = self._totals[name][subscript], any(positions is not None for positions in cut[name])
             if like.is_floating_point():
-                total += own.double() * weight
+                total += value.double() * weight
             else:
-                total.copy_(torch.maximum(total, own))
+                total.copy_(torch.maximum(total, value))
             if copied:
-                self._totals[name][places] = total
+                self._totals[name][subscript] = total
             self._weights[name].add(cut[name], weight)
 
     def mean(self, otherwise: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The mean where there are owners, elsewhere the bits of `otherwise`: old weights, or zeros for differences.
+        """Return the mean at positions with owners, and the unchanged values of `otherwise` at all others.
 
-        A tensor without any owner is that of `otherwise` itself, not a copy.
+        Pass the old weights as `otherwise`, or zeros if the inputs are differences. A tensor without any owner is
+        returned as the same object, not as a copy.
         """
         means = dict(otherwise)
         for name, total in self._totals.items():
@@ -77,22 +79,22 @@ class OwnerMean:
         return means
 
     def result(self, old: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """`mean` for a whole model: variances are also kept from falling below zero."""
+        """Return `mean` for a complete model, with running variances clamped at zero."""
         means = self.mean(old)
         owned = (name for name in self._totals if name.endswith("running_var"))
         return means | {name: means[name].clamp(min=0) for name in owned}
 
     def weights(self) -> dict[str, Tensor]:
-        """How much weight every position got, in the big model's shapes; zero where nobody owns it."""
+        """Return the total weight at every position, in the big model's shapes; zero at positions without owners."""
         return {name: weight.total.expand(self._like[name].shape) for name, weight in self._weights.items()}
 
 
 def coverage(like: Mapping[str, Tensor], cuts: Iterable[tuple[Cut, float]]) -> dict[str, Tensor]:
-    """How much weight each position of the big model would get from these cuts, without any sub-model at hand.
+    """Return the total weight that these cuts give to each position of the big model, without needing sub-models.
 
-    With every weight 1 it counts holders: the N_q of HeteroScaffold (B5).
+    With weights of 1, this is the number of clients that train each position (N_q in HeteroScaffold).
     """
-    weights = {name: _Weight(tensor) for name, tensor in like.items()}
+    weights = {name: _TotalWeight(tensor) for name, tensor in like.items()}
     for cut, weight in cuts:
         for name, index in cut.items():
             if name not in weights:
@@ -102,9 +104,9 @@ def coverage(like: Mapping[str, Tensor], cuts: Iterable[tuple[Cut, float]]) -> d
 
 
 def _empty(like: Tensor) -> Tensor:
-    """Where sums begin: at zero, the negative one, which alone leaves every first addend its sign.
+    """Return the initial total: negative zero for sums, the smallest value of the type for integer maxima.
 
-    The largest integer is looked for from the smallest there is.
+    Adding to negative zero preserves the sign of a first summand that is itself a zero.
     """
     if like.is_floating_point():
         return torch.full_like(like, -0.0, dtype=torch.float64, requires_grad=False)
@@ -112,9 +114,11 @@ def _empty(like: Tensor) -> Tensor:
 
 
 def _check(name: str, part: Tensor, cut: Cut, like: Mapping[str, Tensor]) -> None:
+    """Raise InputError if a tensor is not part of the slice or has the wrong shape."""
     if name not in cut or name not in like:
-        known = [known for known in cut if known in like]
-        raise InputError(f"Tensor '{name}' is not in the slice that is merged: {nearest(name, known)}.")
-    shape = tuple(size if kept is None else len(kept) for size, kept in zip(like[name].shape, cut[name], strict=True))
+        available = [tensor for tensor in cut if tensor in like]
+        raise InputError(f"Tensor '{name}' is not in the slice that is merged: {nearest(name, available)}.")
+    axes = zip(like[name].shape, cut[name], strict=True)
+    shape = tuple(size if positions is None else len(positions) for size, positions in axes)
     if tuple(part.shape) != shape:
         raise InputError(f"Tensor '{name}' has shape {tuple(part.shape)}, but its slice has shape {shape}.")

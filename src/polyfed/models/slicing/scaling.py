@@ -1,4 +1,4 @@
-"""HeteroFL's scaler: what a narrow slice computes, brought to the size that the whole model's layers would give."""
+"""HeteroFL's scaler: rescales the activations of a narrow slice to the magnitude of the full model's."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 
 @contextmanager
 def divided(model: SplitModel, rate: float) -> Iterator[None]:
-    """While it lasts, the output of every layer but the classifier is divided by the rate; nothing stays behind.
+    """Divide the output of every layer except the classifier by `rate` inside the context.
 
-    That is before each norm, as HeteroFL has it: layers are found by what they are, and no name changes.
+    The division comes before each norm, as in HeteroFL. It uses forward hooks on convolutions and linear layers, so
+    module names do not change, and removes the hooks on exit.
     """
     if rate == 1:
         yield
         return
     classifiers = {name.rpartition(".")[0] for name in classifier_tensors(model)}
     hooks = [
-        part.register_forward_hook(lambda layer, inputs, output: _over(output, rate))
+        part.register_forward_hook(lambda layer, inputs, output: _divide(output, rate))
         for name, part in model.named_modules()
         if isinstance(part, LAYERS) and name not in classifiers
     ]
@@ -35,5 +36,5 @@ def divided(model: SplitModel, rate: float) -> Iterator[None]:
             hook.remove()
 
 
-def _over(output: Tensor, rate: float) -> Tensor:
+def _divide(output: Tensor, rate: float) -> Tensor:
     return output / rate
