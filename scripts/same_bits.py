@@ -144,10 +144,11 @@ def main() -> int:
     parser.add_argument("--flower", action="store_true", help="also compare a rehearsal over Flower")
     chosen = parser.parse_args()
     old, new = chosen.old.resolve(), chosen.new.resolve()
+    for checkout in (old, new):  # otherwise the installed polyfed would run in its place
+        if not (checkout / "src" / "polyfed" / "__init__.py").is_file():
+            print(f"{checkout} is not a checkout of polyfed: it has no src/polyfed", file=sys.stderr)
+            return 2
     listed = polyfed(old, "list", "methods", "--json")
-    if listed.returncode != 0:
-        print(f"{old} is no checkout of polyfed: {listed.stderr.strip()}", file=sys.stderr)
-        return 2
     compared = dict(cases(json.loads(listed.stdout)))
     unknown = sorted(set(chosen.only) - set(compared))
     if unknown:
