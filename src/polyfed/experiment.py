@@ -27,6 +27,7 @@ from polyfed.engines import ray_cluster
 from polyfed.errors import PolyfedError, RunError
 from polyfed.federation import analysis_probes
 from polyfed.federation.engine_factory import make_engine
+from polyfed.federation.failure_policy import check_failures
 from polyfed.federation.server_federation import ServerFederation
 from polyfed.federation.simulation import SimulatedFederation
 from polyfed.federation.summary import summary
@@ -97,7 +98,8 @@ class Experiment:
             saved_at = time.monotonic()
             for number in range(len(history) + 1, self.config.rounds + 1):
                 history.append(self._round(loop, number))
-                self._check_failures(history)
+                if not isinstance(self.config.failures.min_replies, int):
+                    check_failures(history, self.federation.selected_clients)
                 last = number == self.config.rounds
                 due = time.monotonic() - saved_at >= self.config.checkpoint.seconds
                 if last or due or self._stop:
@@ -179,25 +181,6 @@ class Experiment:
         for observer in self.observers:
             observer.round_done(record)
         return record
-
-    def _check_failures(self, history: list[RoundRecord]) -> None:
-        """Raise RunError if a client has failed in every round so far, in two rounds or more.
-
-        A run that requires a number of replies, not a share, continues without such a client.
-        """
-        if isinstance(self.config.failures.min_replies, int):
-            return
-        # failed evaluations do not count: a site may refuse them
-        failures = [f for record in history for f in record.failures if tuple(f["steps"]) != ("evaluate",)]
-        for client in dict.fromkeys(str(f["client"]) for f in history[-1].failures):
-            own = [f for f in failures if f["client"] == client]
-            called = {record.round for record in history if client in self.federation.selected_clients(record.round)}
-            if len(called) >= 2 and called <= {f["round"] for f in own}:
-                raise RunError(
-                    f"client {client} failed in each of its {len(called)} rounds; its first failure, in step "
-                    f"'{'+'.join(own[0]['steps'])}' of round {own[0]['round']}, is: {own[0]['message']} (to continue "
-                    "without such clients, set failures.min_replies to a number of clients)"
-                )
 
     def _record(self, result: RoundResult) -> RoundRecord:
         """Return the record of a round, as written to events, checkpoints and the result."""

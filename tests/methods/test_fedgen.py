@@ -169,7 +169,7 @@ def test_clients_do_not_train_the_generator(linears: Any) -> None:
     assert not f.requires_grad and not generator.training
     method.train(client, msg)
     assert all(torch.equal(msg.weights("generator")[name], tensor) for name, tensor in before.items())
-    after = weights_of(generator)  # its statistics did not move either (R4)
+    after = weights_of(generator)  # its statistics did not move either
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
 
 

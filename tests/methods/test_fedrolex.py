@@ -35,7 +35,7 @@ def test_every_channel_is_trained_equally_often() -> None:
                 if server.round <= len(total):
                     total += torch.bincount(index, minlength=len(total))
                 assert index.tolist() == [(server.round + i) % len(total) for i in range(len(total) // 2)]
-            assert torch.equal(places[STEM][0], places[LAST][0])  # type: ignore[arg-type]  # a residual sum (T6)
+            assert torch.equal(places[STEM][0], places[LAST][0])  # type: ignore[arg-type]  # a residual sum
             assert torch.equal(places[LAST][0], places[WIDEN][1])  # type: ignore[arg-type]  # in is the producer's out
     assert [set(total.tolist()) for total in kept.values()] == [{12}, {32}]
 

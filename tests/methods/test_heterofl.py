@@ -323,7 +323,7 @@ def test_every_client_and_round_draws_its_own_channels() -> None:
                 places = cut_of(server, k, model, FedDropout().rule(server, k))
                 own, other = places[name][0], places["backbone.trunk.block.layers.1.conv.weight"][0]
                 assert own is not None and other is not None
-                assert torch.equal(own, other)  # the layers of a residual sum share the draw (T6)
+                assert torch.equal(own, other)  # the layers of a residual sum share their random slice
                 assert extract(model, places)[name].shape[0] == 12
                 kept[server.round, k] = own
     drawn = torch.stack([torch.bincount(index, minlength=24) for index in kept.values()]).double()

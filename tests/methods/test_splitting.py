@@ -157,7 +157,7 @@ def test_impossible_splitting_raises_one_sentence(method: str, changed: dict[str
         assert not folder.exists() and "\n" not in str(refusal.value)
 
 
-# AllSmall, AllLarge (A9)
+# AllSmall, AllLarge
 
 
 @pytest.mark.parametrize(("assign", "member"), [("smallest", "tiny-resnet10"), ("largest", "tiny-resnet26")])
@@ -186,7 +186,7 @@ def test_one_member_for_all_is_fedavg_built_by_hand(assign: str, member: str) ->
 )
 def test_bytes_are_those_of_the_formulas(method: str, changed: dict[str, Any]) -> None:
     # theta_k both ways; SCAFFOLD's controls once more the parameters; MOON's projection d 256 + 256 + 256^2 + 256
-    # numbers. Buffers of BatchNorm come on top (R3): statistics in floats, a counter in eight bytes.
+    # numbers. Buffers of BatchNorm come on top: statistics in floats, a counter in eight bytes.
     with ToyFederation(catalogue.load(method), {}) as toy:
         config = toy.config(rounds=1, **changed)
         models = [toy.federation(config).make_client(str(k)).model for k in range(5)]

@@ -1,0 +1,26 @@
+"""When failures of clients end a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from polyfed.errors import RunError
+from polyfed.runs.records import RoundRecord
+
+
+def check_failures(history: Sequence[RoundRecord], selected_clients: Callable[[int], Collection[str]]) -> None:
+    """Raise RunError if a client has failed in every round so far, in two rounds or more.
+
+    A run that requires a number of replies, not a share, continues without such a client and does not call this.
+    """
+    # failed evaluations do not count: a site may refuse them
+    failures = [f for record in history for f in record.failures if tuple(f["steps"]) != ("evaluate",)]
+    for client in dict.fromkeys(str(f["client"]) for f in history[-1].failures):
+        own = [f for f in failures if f["client"] == client]
+        called = {record.round for record in history if client in selected_clients(record.round)}
+        if len(called) >= 2 and called <= {f["round"] for f in own}:
+            raise RunError(
+                f"client {client} failed in each of its {len(called)} rounds; its first failure, in step "
+                f"'{'+'.join(own[0]['steps'])}' of round {own[0]['round']}, is: {own[0]['message']} (to continue "
+                "without such clients, set failures.min_replies to a number of clients)"
+            )
