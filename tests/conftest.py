@@ -25,6 +25,17 @@ def own_cache() -> Iterator[None]:
             os.environ["POLYFED_CACHE"] = before
 
 
+@pytest.fixture(autouse=True)
+def own_models() -> Iterator[None]:
+    """Forget the models that a test registered, which other tests of the process would list."""
+    from polyfed.models import registry
+
+    before = dict(registry._registered)
+    yield
+    registry._registered.clear()
+    registry._registered.update(before)
+
+
 # With several processes: the tests of a file run in one of them, one after the other, and so share what they begin
 # with. (pytest-xdist's own mark for this, `xdist_group`, has no effect with pytest 9.2.)
 WHOLE_FOLDERS = ("tests/ui/", "tests/on_ray/")  # they share a browser, a Ray

@@ -93,5 +93,5 @@ def test_counted_bytes_match_the_traffic_of_the_gateway(federation: Federation, 
 def test_inspect_shows_the_uploads_of_a_site(federation: Federation, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(federation.consortium.folder / "ana")]) == 0
     output = capsys.readouterr().out
-    assert "what left this site in its newest run" in output
-    assert "all messages that this site sent" in output
+    assert "uploads of this site in its newest run" in output
+    assert "every message that this site sent" in output

@@ -27,7 +27,7 @@ from polyfed.models.catalogue import ARCHITECTURES
 
 # Without architectures that repeat the blocks of another one: they take seconds each.
 DEEP = {"resnet101", "resnet152", "vit-s-9", "vit-s-10", "vit-s-11", "vit-s-12", "vit-b-16", "vit-b-32"}
-MODELS = [name for name in ARCHITECTURES if name not in DEEP]
+MODELS = [name for name, kind in ARCHITECTURES.items() if kind.takes == "picture" and name not in DEEP]
 
 
 def batch(labels: list[int], side: int = 8, seed: str = "study") -> Batch:

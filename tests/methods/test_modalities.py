@@ -21,7 +21,10 @@ FIELDS: dict[str, dict[str, object]] = {
     "fedgen": {"generator_steps": 5, "hidden": 32},
     "fedtgp": {"server_epochs": 3},
 }
-REFUSALS = {"inclusivefl": "no stages or blocks to slice its depth by", "scalefl": "needs models with early exits"}
+REFUSALS = {
+    "inclusivefl": "no stages or blocks, so it cannot be sliced by depth",
+    "scalefl": "needs models with early exits",
+}
 GROUPS = {"table": "tabular4", "series": "series4", "text": "text4"}
 
 

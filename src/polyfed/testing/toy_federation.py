@@ -36,11 +36,11 @@ CLASS_COUNTS: tuple[tuple[int, ...], ...] = ((6, 4, 0, 0), (0, 5, 7, 0), (0, 0, 
 
 
 def toy_images(per_class: int, stream: np.random.Generator) -> tuple[Any, Any]:
-    """Return images and labels: noisy copies of one random pattern per class."""
+    """Return images in [0, 1] and labels: noisy copies of one random pattern per class."""
     patterns = np.random.Generator(np.random.PCG64(11)).random((CLASSES, 8, 8))
     labels = np.repeat(np.arange(CLASSES), per_class)
     noise = stream.normal(0, 0.15, (len(labels), 8, 8))
-    return np.rint(255 * np.clip(patterns[labels] + noise, 0, 1)).astype(np.uint8), labels
+    return np.clip(patterns[labels] + noise, 0, 1), labels
 
 
 @cache
