@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import numpy as np
 
 from polyfed.data.arrays import Decoded, Part
-from polyfed.data.digits import every_fifth_of_each_class
+from polyfed.data.digits import bundled_file, every_fifth_of_each_class
 from polyfed.errors import InputError
 
 BUNDLED_TABLES = {"breast_cancer": "breast_cancer.csv", "wine": "wine_data.csv"}
 
 
 def table_file(name: str) -> Path | None:
-    """Return scikit-learn's file, found without importing scikit-learn, which takes seconds."""
-    spec = importlib.util.find_spec("sklearn")
-    if spec is None or spec.origin is None:
-        return None
-    file = Path(spec.origin).parent / "datasets" / "data" / BUNDLED_TABLES[name]
-    return file if file.is_file() else None
+    """Return scikit-learn's file with a table."""
+    return bundled_file(BUNDLED_TABLES[name])
 
 
 def read_table(name: str, file: Path) -> Decoded:

@@ -76,7 +76,7 @@ def load(name: str, *, root: Path | None = None, cache: Path | None = None, how:
     data may have any other name and needs a root; `how` gives the layout and the columns of its files.
     """
     how = how or Format()
-    place = locate(known_dataset(name, root=root, how=how), None if root is None else Path(root), how)
+    place = locate(known_dataset(name, root=root, how=how), None if root is None else Path(root))
     folder = dataset_cache.folder_for(name, f"{place.digest()}{how.digest()}", cache)
     return open_cached(dataset_cache.ensure(folder, name, place.decode))
 

@@ -17,11 +17,16 @@ _BRIGHTEST = 16
 
 
 def digits_file() -> Path | None:
-    """Return scikit-learn's file, found without importing scikit-learn, which takes seconds."""
+    """Return scikit-learn's file with the digits."""
+    return bundled_file("digits.csv.gz")
+
+
+def bundled_file(name: str) -> Path | None:
+    """Return a data file of scikit-learn, found without importing scikit-learn, which takes seconds."""
     spec = importlib.util.find_spec("sklearn")
     if spec is None or spec.origin is None:
         return None
-    file = Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    file = Path(spec.origin).parent / "datasets" / "data" / name
     return file if file.is_file() else None
 
 

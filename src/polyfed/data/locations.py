@@ -11,7 +11,7 @@ from polyfed.data.arrays import Decoded
 from polyfed.data.assemble import SplitFiles, Splits, assemble
 from polyfed.data.bundled_tables import BUNDLED_TABLES, read_table, table_file
 from polyfed.data.cache import files_digest, folder_for, read_meta
-from polyfed.data.catalogue import Format, KnownDataset
+from polyfed.data.catalogue import KnownDataset
 from polyfed.data.digits import digits_file, read_digits
 from polyfed.data.folders import find_folders, read_folders
 from polyfed.data.idx import find_idx, read_idx
@@ -57,7 +57,7 @@ ACCEPTED = (
 )
 
 
-def locate(known: KnownDataset, root: Path | None, how: Format | None = None) -> Place:
+def locate(known: KnownDataset, root: Path | None) -> Place:
     """Return the first location that has the dataset. This only searches for file names and decodes nothing."""
     if known.name in ("digits", *BUNDLED_TABLES):
         return _bundled_place(known.name)

@@ -11,7 +11,7 @@ from polyfed.data.arrays import Ints, Part
 from polyfed.data.assemble import SplitFiles, Splits
 from polyfed.data.catalogue import KnownDataset
 from polyfed.data.image_decoding import PictureStack
-from polyfed.data.tables import class_names_of, read_parquet_tables
+from polyfed.data.tables import class_names_of, read_parquet_tables, short_reason
 from polyfed.errors import InputError, nearest
 
 PATTERNS = {"train": "train*.parquet", "valid": "val*.parquet", "test": "test*.parquet"}
@@ -50,7 +50,7 @@ def read_parquet(folder: Path, split_files: SplitFiles, known: KnownDataset) -> 
                 labels += _read_file(file, table, stack, splits)
             except (ArrowException, OSError) as error:
                 raise InputError(
-                    f"{file} is damaged ({_short(error)}); replace it with a complete parquet file"
+                    f"{file} is damaged ({short_reason(error)}); replace it with a complete parquet file"
                 ) from error
         if not any(len(batch) for batch in labels):
             raise InputError(f"{files[0]} has no rows; at least one picture is needed")
@@ -67,7 +67,7 @@ def _open(file: Path) -> Any:
     try:
         return ParquetFile(file)
     except (ArrowException, OSError) as error:
-        raise InputError(f"{file} is not a complete parquet file ({_short(error)})") from error
+        raise InputError(f"{file} is not a complete parquet file ({short_reason(error)})") from error
 
 
 def _read_file(file: Path, table: Any, stack: PictureStack, splits: Splits) -> list[Ints]:
@@ -111,7 +111,3 @@ def _select_column(file: Path, columns: list[str], names: tuple[str, ...]) -> st
         if name in columns:
             return name
     raise InputError(f"{file} has no column '{names[0]}'; {nearest(names[0], columns)}")
-
-
-def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]

@@ -43,7 +43,7 @@ def read_csv(folder: Path, split_files: SplitFiles, known: KnownDataset) -> Spli
         try:
             tables[split] = [(file, read_arrow(file)) for file in files]
         except (ArrowException, OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{files[0]} is not a readable csv file ({_short(error)})") from error
+            raise InputError(f"{files[0]} is not a readable csv file ({short_reason(error)})") from error
     return _splits("csv files", tables, known)
 
 
@@ -57,7 +57,7 @@ def read_parquet_tables(split_files: SplitFiles, known: KnownDataset) -> Splits:
         try:
             tables[split] = [(file, read_table(file)) for file in files]
         except (ArrowException, OSError) as error:
-            raise InputError(f"{files[0]} is not a readable parquet file ({_short(error)})") from error
+            raise InputError(f"{files[0]} is not a readable parquet file ({short_reason(error)})") from error
     return _splits("parquet", tables, known)
 
 
@@ -166,5 +166,6 @@ def _is_number(kind: Any) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
 
 
-def _short(error: Exception) -> str:
+def short_reason(error: Exception) -> str:
+    """Return the start of an error message in one line."""
     return " ".join(str(error).split())[:200]
