@@ -36,24 +36,23 @@ def test_each_requirement_is_checked_separately(need: str) -> None:
 def test_the_message_names_clients_and_alternatives() -> None:
     many = [replace(PLAIN, name=str(k)) for k in range(7)]
     odd = replace(OTHER["same_features"], name="7")
-    others = [("works", Needs()), ("fails", Needs(same_features=True))]
     with pytest.raises(InputError) as refusal:
-        check("FedThing", Needs(same_features=True), [*many, odd], others)
+        check("FedThing", Needs(same_features=True), [*many, odd], lambda: ["works", "too"])
     assert str(refusal.value) == (
         "FedThing needs one feature width, but clients 0, 1, 2, 3, 4 and 2 more have cnn with 3 features; client 7 "
-        "has cnn with 7 features; set models.feature_dim. Methods that would work: works."
+        "has cnn with 7 features; set models.feature_dim. Methods that would work: works, too."
     )
 
 
 def test_pictures_are_needed_of_every_client() -> None:
     rows = [replace(PLAIN, name=name, input_shape=(30,)) for name in "01"]
     with pytest.raises(InputError) as refusal:
-        check("FedThing", Needs(images=True), rows, [("works", Needs())])
+        check("FedThing", Needs(images=True), rows, list)
     assert str(refusal.value) == (
         "FedThing needs samples that are pictures, but clients 0, 1 have samples of shape 30; use a method that does "
-        "not decode pictures. Methods that would work: works."
+        "not decode pictures."
     )
 
 
 def test_met_requirements_are_accepted() -> None:
-    check("FedThing", Needs(True, True, True, True), [PLAIN], [])
+    check("FedThing", Needs(True, True, True, True), [PLAIN], list)

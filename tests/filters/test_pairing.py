@@ -125,6 +125,7 @@ def test_a_model_without_stages_is_refused_before_round_1() -> None:
 
 def test_a_method_without_a_server_model_is_refused() -> None:
     with ToyFederation(Local, {}) as toy:
+        toy.models = ["tiny-resnet14"]
         federation = toy.federation(toy.config(server_filter="inco"))
         with pytest.raises(InputError, match=r"one server model, which Local does not have; use it with .*fedavg"):
             federation.check(federation.profiles())

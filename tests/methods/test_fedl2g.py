@@ -294,7 +294,7 @@ def test_features_of_different_widths_need_logits() -> None:
     models = {"group": ["tiny-cnn", {"name": "tiny-cnn", "feature_dim": 32}]}
     with ToyFederation(FedL2G, {"space": "feature"}) as toy:
         settings_ = toy.settings(CLASS_COUNTS[:2], models=models)
-        with pytest.raises(InputError, match=r"space: feature needs one feature width, .*would work: space: logit"):
+        with pytest.raises(InputError, match=r"space: feature needs .*would work: fedl2g with method.space: logit"):
             toy.experiment(settings_)
     with ToyFederation(FedL2G, {}) as toy:
         toy.experiment(toy.settings(CLASS_COUNTS[:2], models=models))

@@ -12,7 +12,6 @@ from polyfed import catalogue
 from polyfed.core.client import weights_of
 from polyfed.core.payload import Payload
 from polyfed.errors import InputError
-from polyfed.federation.splitting import splittable_methods
 from polyfed.methods.fedavg import FedAvg
 from polyfed.models import ModelSpec, build
 from polyfed.models.slicing import cut_specs, extract
@@ -26,7 +25,8 @@ METHODS = ["fedavg", "fedprox", "fednova", "scaffold", "moon", "per-fedavg"]
 
 
 def test_methods_with_one_model_support_splitting() -> None:
-    assert set(splittable_methods()) == set(METHODS)
+    classes = {name: catalogue.load(name) for name in catalogue.methods()}
+    assert {n for n, c in classes.items() if c.one_model and c.needs.same_architecture} == set(METHODS)
 
 
 # B5, test 1: all clients at the largest level are the plain method
@@ -145,7 +145,7 @@ def _outputs(model: Any, x: torch.Tensor) -> list[list[torch.Tensor]]:
         ("fedavg", {**DEPTHS, "splitting": "stage"}, "has 1 stage; use splitting: layer"),
         ("fedavg", {"splitting": "stage", "models": {"group": "tiny4"}}, "is no sub-model of"),
         ("fedavg", {"splitting": "depth"}, "splitting is 'depth': expected 'none', 'layer'"),
-        ("pfedla", STAGES, "PFedLA does not have one server model; set splitting: none, or use one of"),
+        ("pfedla", STAGES, "PFedLA does not have one server model; use one of fedavg"),
         ("fedproto", STAGES, "FedProto does not have one server model"),
     ],
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, fields
 
 from polyfed.core.client_profile import Layout, Profile
@@ -92,10 +92,10 @@ def violated(needs: Needs, profiles: Sequence[Profile]) -> tuple[str, dict[Hasha
     return None
 
 
-def check(title: str, needs: Needs, profiles: Sequence[Profile], others: Iterable[tuple[str, Needs]]) -> None:
-    """Raise InputError if a requirement is not met. The message names the groups and methods that would work.
+def check(title: str, needs: Needs, profiles: Sequence[Profile], alternatives: Callable[[], Sequence[str]]) -> None:
+    """Raise InputError if a requirement is not met. The message names the clients and the methods that would work.
 
-    `others` is only iterated for the message.
+    `alternatives` returns these methods. It is only called for the message.
     """
     violation = violated(needs, profiles)
     if violation is None:
@@ -106,8 +106,8 @@ def check(title: str, needs: Needs, profiles: Sequence[Profile], others: Iterabl
         f"{_clients([p.name for p in group])} {'has' if len(group) == 1 else 'have'} {predicate.show(group[0])}"
         for group in groups.values()
     )
-    alternatives = [method for method, other in others if violated(other, profiles) is None]
-    hint = f" Methods that would work: {', '.join(alternatives)}." if alternatives else ""
+    methods = alternatives()
+    hint = f" Methods that would work: {', '.join(methods)}." if methods else ""
     raise InputError(f"{title} needs {predicate.words}, but {shown}; {predicate.remedy}.{hint}")
 
 

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
-from functools import cached_property
+from collections.abc import Sequence
+from functools import cached_property, partial
 
-from polyfed import catalogue
 from polyfed.core import needs as requirements
 from polyfed.core.client_profile import Profile, layout
 from polyfed.core.filter import ServerFilter
-from polyfed.core.needs import Needs
 from polyfed.core.rounds import initialise
 from polyfed.core.server import Server
 from polyfed.errors import InputError, nearest
-from polyfed.federation import analysis_probes, splitting
+from polyfed.federation import alternatives, analysis_probes, splitting
 from polyfed.federation.base import FederationBase
 from polyfed.models import ModelSpec
 from polyfed.models.slicing import Family, skeleton
@@ -30,6 +28,8 @@ class ServerFederation(FederationBase):
 
     specs: tuple[ModelSpec, ...]  # one architecture per client
     filter: ServerFilter | None
+    suggests: bool = True  # whether refusals name settings that work
+    assigns_models: bool = False  # whether the config, not the clients, chooses the architectures
 
     @property
     @abstractmethod
@@ -142,31 +142,30 @@ class ServerFederation(FederationBase):
             )
         return initialise(self.method, server)  # raises an error, for one, if an auxiliary model does not fit
 
-    def check_needs(self, profiles: Sequence[Profile]) -> None:
+    def check_needs(self, profiles: tuple[Profile, ...]) -> None:
         """Raise `InputError` if the method, splitting or filter does not work with these clients."""
         title, needs = type(self.method).__name__, self.method.needs
+        methods = partial(alternatives.working_methods, self, profiles)
+        splittings = partial(alternatives.working_splittings, self, profiles)
         if self.config.splitting != "none":
-            splitting.check_method(self.method, self.config.splitting)
+            splitting.check_method(self.method, self.config.splitting, methods, splittings)
             needs = dataclasses.replace(needs, same_architecture=False)
-        requirements.check(title, needs, profiles, self._needs_of_other_methods())
+        requirements.check(title, needs, profiles, methods)
         uses_sub_models = needs.sub_models or self.config.splitting not in ("none", "architecture")
         if self.config.models.server is not None and not uses_sub_models:
+            working = splittings()
+            advice = f"set splitting: {splitting.listed(working)}, or " if working else ""
             raise InputError(
-                "models.server is given, but clients hold no sub-models of it; set splitting: layer, stage or width, "
-                "or remove models.server"
+                f"models.server is given, but clients hold no sub-models of it; {advice}remove models.server"
             )
         if needs.sub_models or self.config.splitting != "none":
-            splitting.check_family(self.family, self.config.splitting)
+            groups = partial(alternatives.working_groups, self)
+            splitting.check_family(self.family, self.config.splitting, splittings, groups)
         if self.filter is not None and not self.method.one_model:
+            working = methods()
+            advice = f"use it with {', '.join(working)}, or " if working else ""
             raise InputError(
                 f"server_filter {self.filter.name} filters the update of one server model, which {title} does not "
-                f"have; use it with {', '.join(splitting.one_model_methods())}, or set server_filter: none"
+                f"have; {advice}set server_filter: none"
             )
         self.method.check_training(self.training)
-
-    def _needs_of_other_methods(self) -> Iterator[tuple[str, Needs]]:
-        """Yield the requirements of the other methods, from the catalogue. No method is imported for this."""
-        names = [field.name for field in dataclasses.fields(Needs)]
-        for info in catalogue.methods().values():
-            if info.name != self.method.name:
-                yield info.name, Needs(**{name: name in info.requires for name in names})

@@ -44,6 +44,8 @@ HOST_FACTORY = "polyfed.federation.simulation:host_from_description"
 class SimulatedFederation(ServerFederation):
     """A federation whose clients all live on this machine or cluster. Clients are built on demand."""
 
+    assigns_models = True
+
     config: Config
     dataset: datasets.Dataset
     partition: Partition

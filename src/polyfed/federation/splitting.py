@@ -2,62 +2,73 @@
 
 from __future__ import annotations
 
-from polyfed import catalogue
+from collections.abc import Callable, Sequence
+
 from polyfed.core.method import Method
 from polyfed.errors import InputError
 from polyfed.models.slicing import Family, block_names
 
 
-def one_model_methods() -> list[str]:
-    """Return the names of the methods with one server model."""
-    return [name for name in catalogue.methods() if catalogue.load(name).one_model]
+def check_method(
+    method: Method, splitting: str, methods: Callable[[], Sequence[str]], splittings: Callable[[], Sequence[str]]
+) -> None:
+    """Raise `InputError` if the method does not support `splitting`.
 
-
-def splittable_methods() -> list[str]:
-    """Return the names of the one-model methods that work with any `splitting`."""
-    return [name for name in one_model_methods() if catalogue.load(name).needs.same_architecture]
-
-
-def check_method(method: Method, splitting: str) -> None:
-    """Raise `InputError` if the method does not support `splitting`."""
+    `methods` and `splittings` return what would work instead. They are only called for the message.
+    """
     if not (method.one_model and method.needs.same_architecture):
         reason = "slices its models itself" if method.needs.sub_models else "does not have one server model"
-        raise InputError(
-            f"splitting is '{splitting}', but {type(method).__name__} {reason}; set splitting: none, or use one of "
-            f"{', '.join(splittable_methods())}"
-        )
+        remedies = [
+            *(["set splitting: none"] if "none" in splittings() else []),
+            *([f"use one of {', '.join(working)}"] if (working := methods()) else []),
+        ]
+        advice = f"; {', or '.join(remedies)}" if remedies else ""
+        raise InputError(f"splitting is '{splitting}', but {type(method).__name__} {reason}{advice}")
 
 
-def check_family(family: Family, splitting: str) -> None:
-    """Raise `InputError` if a client model is not a sub-model of the server's of the kind that `splitting` names."""
+def check_family(
+    family: Family, splitting: str, splittings: Callable[[], Sequence[str]], groups: Callable[[], Sequence[str]]
+) -> None:
+    """Raise `InputError` if a client model is not a sub-model of the server's of the kind that `splitting` names.
+
+    `splittings` and `groups` return what would work instead. They are only called for the message.
+    """
     if family.apart:
         return
     for spec in family.members:
         try:
             cut = family.cut(spec)
         except InputError as error:
-            raise InputError(
-                f"models: {spec} is no sub-model of {family.whole}: {error} Use a group of sub-models, such as "
-                "tiny-resnets, tiny-vits or tiny-widths."
-            ) from None
+            working = groups()
+            advice = f" Use a group of sub-models, such as {listed(working)}." if working else ""
+            raise InputError(f"models: {spec} is no sub-model of {family.whole}: {error}{advice}") from None
         if splitting == "none":
             continue
         narrower = next((n for n, index in cut.items() if any(part is not None for part in index)), None)
         missing = next((name for name in family.skeleton().state_dict() if name not in cut), None)
         if splitting == "width" and missing is not None:
             raise InputError(
-                f"splitting is 'width', but {spec} lacks '{missing}' of {family.whole}: it is a sub-model by depth; "
-                "use splitting: stage or layer"
+                f"splitting is 'width', but {spec} lacks '{missing}' of {family.whole}: it is a sub-model by depth"
+                f"{_splitting_advice(splittings())}"
             )
         if splitting != "width" and narrower is not None:
             raise InputError(
-                f"splitting is '{splitting}', but {spec} has fewer channels than {family.whole} in '{narrower}'; use "
-                "splitting: width"
+                f"splitting is '{splitting}', but {spec} has fewer channels than {family.whole} in '{narrower}'"
+                f"{_splitting_advice(splittings())}"
             )
     if splitting in ("layer", "stage"):
         stages = len(block_names(family.skeleton()))
         if (splitting == "layer") != (stages == 1):
             raise InputError(
-                f"splitting is '{splitting}', but {family.whole} has {stages} stage{'s' if stages > 1 else ''}; use "
-                f"splitting: {'layer' if stages == 1 else 'stage'}"
+                f"splitting is '{splitting}', but {family.whole} has {stages} stage{'s' if stages > 1 else ''}"
+                f"{_splitting_advice(splittings())}"
             )
+
+
+def _splitting_advice(splittings: Sequence[str]) -> str:
+    return f"; use splitting: {listed(splittings)}" if splittings else ""
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names as text, such as 'a, b or c'."""
+    return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

@@ -125,7 +125,7 @@ class InclusiveFL(Method):
             if any(kept is not None for index in family.cut(spec).values() for kept in index):
                 raise InputError(
                     f"InclusiveFL needs models of one width, but {spec} is narrower than {family.whole}; use a group "
-                    "such as tiny-resnets, or HeteroFL for widths"
+                    "such as tiny-resnets, or the method heterofl"
                 )
             model = family.skeleton(spec)
             stages = block_names(model)

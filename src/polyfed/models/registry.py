@@ -121,9 +121,16 @@ def _image_shape(spec: ModelSpec, shape: Shape) -> tuple[int, int, int]:
     if len(shape) != 3:
         raise InputError(
             f"Model '{spec.name}' takes images (channels, height, width), but samples have shape {tuple(shape)}; "
-            "use a model for tables, series or text, such as those of the groups tabular4, series4 and text4."
+            f"use a model of group {_group_for(spec, shape)}."
         )
     return shape[0], shape[1], shape[2]
+
+
+def _group_for(spec: ModelSpec, shape: Shape) -> str:
+    """Return the small group whose models take samples of this kind. Only the specs of text have a vocabulary."""
+    if len(shape) == 1:
+        return "tabular4" if spec.vocabulary is None else "text4"
+    return "series4" if len(shape) == 2 else "tiny4"
 
 
 def _image_backbone(
@@ -147,7 +154,8 @@ def _flat_trunk(spec: ModelSpec, architecture: Architecture, shape: Shape) -> Tr
     if len(shape) != dimensions:
         expected = {"table": "a row of numbers", "series": "(channels, steps)", "text": "a row of tokens"}
         raise InputError(
-            f"Model '{spec.name}' takes {expected[architecture.takes]} per sample; these have shape {tuple(shape)}."
+            f"Model '{spec.name}' takes {expected[architecture.takes]} per sample; these have shape {tuple(shape)}; "
+            f"use a model of group {_group_for(spec, shape)}."
         )
     if architecture.takes != "text":
         if spec.vocabulary is not None:

@@ -84,7 +84,8 @@ class FedL2G(Method):
 
     def init(self, server: Server) -> None:
         if self.space == "feature":
-            check("FedL2G with space: feature", Needs(same_features=True), server.roster, [("space: logit", Needs())])
+            working = ["fedl2g with method.space: logit"]
+            check("FedL2G with space: feature", Needs(same_features=True), server.roster, lambda: working)
         shape = (server.classes, self.width(server.roster[0]))
         normal = torch.randn(shape, generator=server.stream("guiding vectors"))  # V ~ N(0, 1)
         server.state["start"] = server.state["vectors"] = torch.zeros(shape) if self.guidance == "zero" else normal
