@@ -25,7 +25,7 @@ from polyfed.core.engine import Call, Engine
 from polyfed.core.rounds import RoundLoop, RoundResult, one_torch_thread
 from polyfed.engines import ray_cluster
 from polyfed.errors import PolyfedError, RunError
-from polyfed.federation import analysis_probes
+from polyfed.federation import analysis_probes, round_metrics
 from polyfed.federation.engine_factory import make_engine
 from polyfed.federation.failure_policy import check_failures
 from polyfed.federation.server_federation import ServerFederation
@@ -34,7 +34,7 @@ from polyfed.federation.summary import summary
 from polyfed.guards.privacy_cost import count_releases
 from polyfed.runs.checkpoint import CLIENT_STATES, Checkpoint, Checkpoints
 from polyfed.runs.folder import RunFolder
-from polyfed.runs.records import Accuracy, Result, RoundRecord
+from polyfed.runs.records import Result, RoundRecord
 
 
 class Observer(Protocol):
@@ -134,6 +134,7 @@ class Experiment:
             door,
             select=federation.selected_clients,
             measures=self._measures(),
+            metrics=round_metrics.requested(config.evaluate),
             evaluate_every=config.evaluate.every,
             histograms=config.evaluate.histograms,
             probe=partial(analysis_probes.run_probes, config.evaluate, door, self.server),
@@ -149,7 +150,10 @@ class Experiment:
         history: list[RoundRecord] = []
         if last is None:
             self.folder.event("started", rounds=self.config.rounds, clients=self.config.clients)
-            for message in self.federation.notes:
+            for message in (
+                *self.federation.notes,
+                *round_metrics.notes(self.config.evaluate, self.federation.method),
+            ):
                 self._note(message)
         else:
             self.server.state, door.ledger, history = last.server, last.ledger, last.history
@@ -172,6 +176,9 @@ class Experiment:
             self.folder.event("method", **{**event, "kind": event["event"]})
         for kind, tensors in self.server.artifacts.items():
             self.folder.write_artifact(kind, number, tensors)
+        if result.evaluation.confusion:
+            matrices = round_metrics.confusion_by_client(result.evaluation, loop.clients)
+            self.folder.write_artifact("confusion", number, matrices)
         for failure in result.stats.failures:
             self.folder.event("failure", **failure)
         for upload in result.stats.uploads:
@@ -185,20 +192,13 @@ class Experiment:
     def _record(self, result: RoundResult) -> RoundRecord:
         """Return the record of a round, as written to events, checkpoints and the result."""
         stats, guard = result.stats, self.federation.guard
-        accuracy = {}
-        for name, counts in result.counts.items():
-            if not any(total for _, total in counts.values()):
-                continue  # no client has test samples, so there is no accuracy
-            by_client = [correct / total if total else None for correct, total in counts.values()]
-            known = [value for value in by_client if value is not None]
-            pooled = sum(c for c, _ in counts.values()) / max(1, sum(n for _, n in counts.values()))
-            # personal: weighted by held-out samples; global: every client has the same samples, so a plain mean
-            value = pooled if name.startswith("personal") else sum(known) / max(1, len(known))
-            accuracy[name] = Accuracy(value, by_client)
+        accuracy, metrics = round_metrics.measured(result.evaluation)
         server_seconds = result.seconds - stats.call_seconds - stats.evaluation_wait_seconds
         return RoundRecord(
             round=result.number,
             accuracy=accuracy,
+            metrics=metrics,
+            confusion=round_metrics.pooled_confusion(result.evaluation),
             loss=stats.task_loss(),
             up=stats.up,
             down=stats.down,

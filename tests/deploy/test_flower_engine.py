@@ -199,6 +199,23 @@ def test_a_site_uploads_only_allowed_fields(tmp_path: Path) -> None:
     assert result["loss"]["by_round"] == [None]
 
 
+def test_a_confusion_matrix_needs_its_own_permission(tmp_path: Path) -> None:
+    settings = {**SETTING, "rounds": 1, "evaluate": {"metrics": ["auroc", "confusion"]}}
+    refused = run_over(
+        rehearsal_sites(tmp_path / "a", allow=["prototypes", "evaluation"]), settings, tmp_path / "a run"
+    )
+    assert "does not allow 'confusion' to be uploaded" in refused["failures"][0]["message"]
+    assert refused["metrics"] == {}
+    link = rehearsal_sites(tmp_path / "b", allow=["prototypes", "evaluation", "confusion"])
+    result = run_over(link, settings, tmp_path / "b run")
+    assert result["metrics"]["personal by head"]["auroc"]["final"] is not None
+    events = (tmp_path / "b" / "ana" / RUN / "events.jsonl").read_text().splitlines()
+    uploads = [event for event in map(json.loads, events) if event["event"] == "left"]
+    evaluation = next(event for event in uploads if event["step"] == "evaluation")
+    assert evaluation["shapes"]["personal confusion"] == "10 x 10"
+    assert evaluation["shapes"]["personal by head auroc"] == "a scalar"
+
+
 def test_a_site_refuses_a_method_with_other_fields(tmp_path: Path) -> None:
     link = rehearsal_sites(tmp_path, allow=["prototypes", "evaluation"])
     with pytest.raises(RunError, match="does not allow 'head' to be uploaded"):

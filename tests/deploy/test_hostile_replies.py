@@ -26,7 +26,8 @@ from polyfed.config import parse
 from polyfed.core.client_profile import Profile, layout
 from polyfed.core.codec import encode
 from polyfed.core.engine import Failure
-from polyfed.core.evaluation import _check_probe, _read_counts
+from polyfed.core.evaluation import _check_probe
+from polyfed.core.evaluation_reply import read_reply
 from polyfed.deploy.flower_adapter import (
     Array,
     ArrayRecord,
@@ -118,9 +119,9 @@ def test_a_loss_that_is_not_finite_is_valid() -> None:
 )
 def test_invalid_evaluation_counts_are_refused(counts: Any) -> None:
     with pytest.raises(PayloadError):
-        _read_counts(encode(counts).data, 1 << 20, frozenset({"personal"}))
+        read_reply(encode(counts).data, 1 << 20, ["personal"], [], 3)
     valid = encode({"personal": {"correct": 1, "total": 3}}).data
-    assert _read_counts(valid, 1 << 20, frozenset({"personal"})) == {"personal": (1, 3)}
+    assert read_reply(valid, 1 << 20, ["personal"], [], 3).counts == {"personal": (1, 3)}
 
 
 BEN = Profile("ben", "tiny", (), (), 4, 3, 10)

@@ -164,6 +164,8 @@ def explanations(run: RunRecord, uploads: Sequence[UploadSummary], *, at_site: b
         sentences.append(f"Not protected: {names}. The recipient of these fields sees the exact values.")
     if any(" rows of " in str(shape) for upload in uploads for shape in upload.shapes):
         sentences.append("A field with rows has one row for each class of the client, so it reveals these classes.")
+    if any(upload.name.endswith(" confusion") for upload in uploads):
+        sentences.append("A confusion matrix reveals how many test samples of each class a client has.")
     if any("count" in upload.name for upload in uploads):
         sentences.append("Counts reveal the number of samples of a client.")
     if isinstance(run.privacy, Mapping):

@@ -7,6 +7,12 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+Metric = Literal["accuracy", "balanced_accuracy", "macro_f1", "auroc", "log_loss", "calibration_error", "confusion"]
+
+
+def _accuracy() -> list[Metric]:
+    return ["accuracy"]
+
 
 class Section(BaseModel):
     """A group of keys. Unknown keys and wrong types are errors; values never change after validation."""
@@ -72,6 +78,7 @@ class EvaluateConfig(Section):
     global_: bool = Field(True, alias="global")
     cka: bool = False  # CKA similarity between participants' models, per stage
     features: bool = False  # participants' features of some test samples, for t-SNE
+    metrics: list[Metric] = Field(default_factory=_accuracy)  # accuracy is always measured
     histograms: bool = False  # histogram of the server model's update, per layer
     record_uploads: list[int | str] = Field(default_factory=list)  # clients whose uploads are saved
 

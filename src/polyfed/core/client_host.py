@@ -17,6 +17,7 @@ from polyfed.core import rng
 from polyfed.core.client import Client, copy_into, weights_of
 from polyfed.core.codec import MessageHeader, decode, encode, read_header
 from polyfed.core.engine import INITIAL, Answer, Call, Failure, StateStore, Task, TrainingStats
+from polyfed.core.evaluation_reply import check_metrics, evaluate_predictions, metrics_of_way
 from polyfed.core.guard import Guard, Released, ReleaseLog
 from polyfed.core.method import Method
 from polyfed.core.model_probes import PROBES, run_probe
@@ -24,7 +25,7 @@ from polyfed.core.payload import Payload, Value, detached_copy
 from polyfed.core.schema import check_finite, check_header
 from polyfed.core.step import combined
 from polyfed.errors import PayloadError, PolyfedError, StateError
-from polyfed.training import Samples, score
+from polyfed.training import Samples
 
 MEASURES = ("personal", "global")  # accuracies that an evaluation can measure
 FRAME_START = 36  # length of a frame's start, which contains its digest
@@ -185,7 +186,7 @@ class Host:
     # evaluation
 
     def _evaluate(self, client: Client, call: Call, task: Task, shared: bytes) -> bytes:
-        """Return encoded counts of correct predictions. What `adopt` changes is undone."""
+        """Return encoded counts of correct predictions, and the requested metrics. What `adopt` changes is undone."""
         method = self._maker.method
         for measure in call.measures:
             if measure not in MEASURES:
@@ -193,10 +194,11 @@ class Host:
                     f"unknown measure '{measure}'; allowed are {' and '.join(MEASURES)}, together or alone, and each "
                     f"of {', '.join(PROBES)} alone"
                 )
+        check_metrics(call.metrics)
         client.step = "evaluate"
         adopts = type(method).adopt is not Method.adopt
         before = (weights_of(client.model), detached_copy(client.state)) if adopts else None
-        counts: dict[str, Value] = {}
+        reply: dict[str, Value] = {}
         try:
             with rng.seeded(client.seed, "torch", client.name, call.round, "evaluate"):
                 if adopts:
@@ -208,14 +210,14 @@ class Host:
                     if samples is None:
                         continue
                     for way, predict in ways.items():
-                        result = score(partial(predict, client), samples)
                         name = measure + (f" by {way}" if way else "")
-                        counts[name] = {"correct": result.correct, "total": result.total}
+                        metrics = metrics_of_way(method, way, call.metrics)
+                        reply |= evaluate_predictions(name, partial(predict, client), samples, metrics)
         finally:
             if before is not None:
                 copy_into(client.model, before[0])
                 client.state = before[1]
-        return encode(counts).data
+        return encode(reply).data
 
     def _probe(self, client: Client, call: Call) -> bytes:
         """Return the encoded result of a probe of the client's own model."""

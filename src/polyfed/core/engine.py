@@ -26,6 +26,7 @@ class Call:
     steps: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()  # names of the steps in random streams: 'train', then 'train.2' in the same round
     measures: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()  # of an evaluation, besides accuracy
 
 
 @dataclass(frozen=True)

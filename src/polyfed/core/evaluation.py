@@ -1,4 +1,4 @@
-"""Evaluation at clients: accuracy counts and probes of their models.
+"""Evaluation at clients: accuracy counts, other metrics and probes of their models.
 
 Evaluation is not part of a method's traffic: its bytes are not counted, and client states do not change.
 """
@@ -9,21 +9,41 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from polyfed.core.client_profile import Layout, Profile
 from polyfed.core.codec import Frame, decode, encode, encode_each, read_header
 from polyfed.core.engine import INITIAL, Call, Failure, Task
+from polyfed.core.evaluation_reply import EvaluationReply, read_reply
 from polyfed.core.method import Outgoing
 from polyfed.core.model_probes import SAMPLES, ProbeKind
 from polyfed.core.payload import Payload
 from polyfed.errors import PayloadError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from polyfed.core.door import Door
 
-MAX_SAMPLES = 10**12  # largest number of samples that an evaluation may report
+STEP = "evaluation"  # name of evaluations in the record of uploads
 Counts = dict[str, dict[str, tuple[int, int]]]  # (correct predictions, samples) by measure and client
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What an evaluation measured, by measure and client."""
+
+    counts: Counts = field(default_factory=dict)
+    # by measure, metric and client; None: not defined for the client's test samples
+    metrics: dict[str, dict[str, dict[str, float | None]]] = field(default_factory=dict)
+    confusion: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+
+    def update(self, other: Evaluation) -> None:
+        """Add measures, or replace them by those of a later evaluation."""
+        self.counts.update(other.counts)
+        self.metrics.update(other.metrics)
+        self.confusion.update(other.confusion)
 
 
 class Evaluator:
@@ -33,9 +53,11 @@ class Evaluator:
         self._door = door
         self._calls = 0
         self._thread = ThreadPoolExecutor(1, "evaluation")
-        self._running: Future[Counts] | None = None
+        self._running: Future[Evaluation] | None = None
 
-    def start(self, clients: Sequence[str], measures: tuple[str, ...], published: Outgoing) -> Future[Counts]:
+    def start(
+        self, clients: Sequence[str], measures: tuple[str, ...], published: Outgoing, metrics: tuple[str, ...] = ()
+    ) -> Future[Evaluation]:
         """Start an evaluation. Return at once if the engine runs it in other processes.
 
         The next call to clients waits for its end, because a client does one thing at a time.
@@ -44,11 +66,11 @@ class Evaluator:
         if self._door.engine.concurrent:
             # a copy, because the server may change what it published
             frozen = Outgoing(decode(encode(published.shared).data), published.each)
-            self._running = self._thread.submit(self.evaluate, clients, measures, frozen)
+            self._running = self._thread.submit(self.evaluate, clients, measures, frozen, metrics)
             return self._running
         started = time.perf_counter()
-        future: Future[Counts] = Future()
-        future.set_result(self.evaluate(clients, measures, published))
+        future: Future[Evaluation] = Future()
+        future.set_result(self.evaluate(clients, measures, published, metrics))
         self._door.stats.evaluation_wait_seconds += time.perf_counter() - started
         return future
 
@@ -60,12 +82,14 @@ class Evaluator:
             running.result()
             self._door.stats.evaluation_wait_seconds += time.perf_counter() - started
 
-    def evaluate(self, clients: Sequence[str], measures: tuple[str, ...], published: Outgoing) -> Counts:
-        """Count correct predictions by measure and client. A client that fails gets (0, 0)."""
+    def evaluate(
+        self, clients: Sequence[str], measures: tuple[str, ...], published: Outgoing, metrics: tuple[str, ...] = ()
+    ) -> Evaluation:
+        """Count correct predictions and compute metrics, by measure and client. A client that fails gets (0, 0)."""
         door = self._door
         started = time.perf_counter()
         shared, own = encode(published.shared).data, encode_each(published.each)
-        counts: Counts = {}
+        replies: dict[tuple[str, str], EvaluationReply] = {}  # by measure and client
         same = door.method.predicts_from_published()
         representative = self._representatives(clients, own) if same else {name: name for name in clients}
         distinct = list(dict.fromkeys(representative.values()))
@@ -75,7 +99,8 @@ class Evaluator:
             requests = [(clients, measures)]
         for names, requested in requests:
             self._calls += 1
-            call = Call(-self._calls, door.round, measures=requested)
+            call = Call(-self._calls, door.round, measures=requested, metrics=metrics)
+            names_of_measures = self._names(requested)
             tasks = [
                 Task(name, door.ledger.versions.get(name, INITIAL), own[name].data if name in own else b"")
                 for name in (names if requested else ())
@@ -85,19 +110,25 @@ class Evaluator:
                     door.record_failure(call, answer.client, answer.failure)
                     continue
                 try:
-                    reported = _read_counts(answer.frame, door.message_limit, self._allowed_names(requested))
+                    reply = read_reply(
+                        answer.frame,
+                        door.message_limit,
+                        names_of_measures,
+                        metrics,
+                        door.profiles[answer.client].classes,
+                    )
                 except PayloadError as error:
                     door.record_failure(call, answer.client, Failure("refused", str(error)))
                     continue
-                for name, count in reported.items():
-                    counts.setdefault(name, {})[answer.client] = count
+                for name in reply.counts:
+                    replies[name, answer.client] = reply
+                if reply.sizes:
+                    door.stats.uploads.append(
+                        {"client": answer.client, "step": STEP, "fields": reply.sizes, "shapes": reply.shapes}
+                    )
         door.stats.evaluation_seconds += time.perf_counter() - started
 
-        def count_of(name: str, client: str) -> tuple[int, int]:
-            source = representative[client] if name.startswith("global") else client
-            return counts[name].get(source, (0, 0))
-
-        return {name: {client: count_of(name, client) for client in clients} for name in counts}
+        return _collect(replies, clients, representative)
 
     def probe(self, clients: Sequence[str], kind: ProbeKind) -> Iterator[tuple[str, Payload]]:
         """Yield what clients' models compute on common test samples, by client. Clients that failed are left out."""
@@ -130,24 +161,28 @@ class Evaluator:
             for name in clients
         }
 
-    def _allowed_names(self, measures: tuple[str, ...]) -> frozenset[str]:
+    def _names(self, measures: tuple[str, ...]) -> tuple[str, ...]:
         """Return the names that an evaluation may report: each measure, with each way of predicting."""
         suffixes = ("", *(f" by {way}" for way in self._door.method.also_predict()))
-        return frozenset(measure + suffix for measure in measures for suffix in suffixes)
+        return tuple(measure + suffix for measure in measures for suffix in suffixes)
 
 
-def _read_counts(frame: bytes, limit: int, allowed: frozenset[str]) -> dict[str, tuple[int, int]]:
-    """Decode and check the counts of one client, by measure."""
-    counts: dict[str, tuple[int, int]] = {}
-    for name, value in decode(frame, read_header(frame, limit=limit)).items():
-        if name not in allowed:
-            raise PayloadError(f"an evaluation reports '{name[:40]}', which was not requested")
-        entry = Payload(value if isinstance(value, Mapping) else {})
-        correct, total = entry.number("correct"), entry.number("total")
-        if not 0 <= correct <= total <= MAX_SAMPLES or int(correct) != correct or int(total) != total:
-            raise PayloadError(f"an evaluation reports {correct:g} correct predictions of {total:g} samples")
-        counts[name] = (int(correct), int(total))
-    return counts
+def _collect(
+    replies: Mapping[tuple[str, str], EvaluationReply], clients: Sequence[str], representative: Mapping[str, str]
+) -> Evaluation:
+    """Order replies by measure and client. On the common test set, representatives reply for clients like them."""
+    result = Evaluation()
+    for name in dict.fromkeys(name for name, _ in replies):
+        sources = {client: representative[client] if name.startswith("global") else client for client in clients}
+        found = {client: replies.get((name, source), EvaluationReply()) for client, source in sources.items()}
+        result.counts[name] = {client: reply.counts.get(name, (0, 0)) for client, reply in found.items()}
+        for metric in dict.fromkeys(m for reply in found.values() for m in reply.metrics.get(name, ())):
+            values = {client: reply.metrics.get(name, {}).get(metric) for client, reply in found.items()}
+            result.metrics.setdefault(name, {})[metric] = values
+        matrices = {client: reply.confusion[name] for client, reply in found.items() if name in reply.confusion}
+        if matrices:
+            result.confusion[name] = matrices
+    return result
 
 
 def _check_probe(reply: Payload, kind: ProbeKind, profile: Profile, length: int) -> int:

@@ -87,8 +87,15 @@ class Method:
         logits: Tensor = client.model(x)
         return logits
 
+    def predicts_probabilities(self) -> bool:
+        """Return whether softmax of the scores of `predict` gives class probabilities, as for logits of a head.
+
+        If not, as for distances to prototypes, metrics that need probabilities are left out.
+        """
+        return True
+
     def also_predict(self) -> Mapping[str, Callable[[Client, Tensor], Tensor]]:
-        """Return other ways to predict with the same model, by name. Each is evaluated as well."""
+        """Return other ways to predict with the same model, by name. Each is evaluated as well; scores are logits."""
         return {}
 
 

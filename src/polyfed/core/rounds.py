@@ -13,12 +13,13 @@ import torch
 from polyfed.core.codec import decode, encode
 from polyfed.core.cohort import Cohort
 from polyfed.core.door import Door, TooFewRepliesError
-from polyfed.core.evaluation import Counts
+from polyfed.core.evaluation import Evaluation
 from polyfed.core.method import Method
 from polyfed.core.payload import State
 from polyfed.core.round_stats import RoundStats
 from polyfed.core.server import Server
 from polyfed.errors import RunError
+from polyfed.training.metrics import CONFUSION
 
 
 def initialise(method: Method, server: Server) -> Server:
@@ -55,7 +56,7 @@ class RoundResult:
 
     number: int
     selected: tuple[str, ...]  # clients of the round
-    counts: Counts  # correct predictions and samples, if the round was evaluated
+    evaluation: Evaluation  # empty if the round was not evaluated
     stats: RoundStats
     seconds: float
 
@@ -69,6 +70,7 @@ class RoundLoop:
     door: Door
     select: Callable[[int], tuple[str, ...]] | None = None  # clients of a round; None: all
     measures: tuple[str, ...] = ()  # what evaluations measure
+    metrics: tuple[str, ...] = ()  # besides accuracy; confusion matrices are counted in the last round only
     evaluate_every: int = 1  # the last round is always evaluated
     histograms: bool = False  # whether evaluated rounds record histograms of the server's update
     probe: Callable[[tuple[str, ...]], None] | None = None  # called with the clients of every evaluated round
@@ -107,14 +109,15 @@ class RoundLoop:
         server.histograms = due and self.histograms
         wanted = self.measures if due else ()
         measured: set[str] = set()
-        evaluations: list[Future[Counts]] = []
+        metrics = tuple(name for name in self.metrics if last or name != CONFUSION)
+        evaluations: list[Future[Evaluation]] = []
         started = time.perf_counter()
 
         def measure(names: tuple[str, ...]) -> None:
             chosen = tuple(name for name in names if name in wanted and name not in measured)
             if chosen:
                 measured.update(chosen)
-                evaluations.append(door.evaluator.start(self.clients, chosen, method.publish(server)))
+                evaluations.append(door.evaluator.start(self.clients, chosen, method.publish(server), metrics))
 
         selected = self.select(number) if self.select is not None else self.clients
         self.train(Cohort(door, selected, measure))
@@ -127,7 +130,7 @@ class RoundLoop:
         if due and self.probe is not None:
             self.probe(selected)
         server.state = normalise_state(server.state)
-        counts: Counts = {}
+        measurements = Evaluation()
         for evaluation in evaluations:
-            counts.update(evaluation.result())
-        return RoundResult(number, selected, counts, door.stats, time.perf_counter() - started)
+            measurements.update(evaluation.result())
+        return RoundResult(number, selected, measurements, door.stats, time.perf_counter() - started)

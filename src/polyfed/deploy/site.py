@@ -34,6 +34,7 @@ from polyfed.runs.atomic_files import write_atomically
 from polyfed.runs.folder import SITE_FILE, RunFolder
 from polyfed.runs.secret import load_secret
 from polyfed.runs.state_store import FolderStore
+from polyfed.training.metrics import CONFUSION
 
 EVALUATION, LOSS = "evaluation", "loss"  # values of --allow that are not fields of a method
 CLIENTS, OFFER = "clients", "offer.json"
@@ -200,6 +201,8 @@ class Site:
         if self._allow is None:
             return
         measures = [measure if measure in PROBES else EVALUATION for measure in call.measures or (EVALUATION,)]
+        if CONFUSION in call.metrics:
+            measures.append(CONFUSION)  # it reveals the label counts of the test data, so it needs its own permission
         fields = [*combined(run.maker.method, call.steps).up] if call.steps else measures
         for field in fields:
             if field not in self._allow:
@@ -250,7 +253,7 @@ class Site:
 def _check_types(call: Call, task: Task) -> None:
     """Raise `TypeError` unless numbers are integers and names are texts. They become parts of file names."""
     numbers = (call.number, call.round, task.base, *task.discard)
-    texts = (task.client, *call.steps, *call.labels, *call.measures)
+    texts = (task.client, *call.steps, *call.labels, *call.measures, *call.metrics)
     if not all(type(number) is int and abs(number) < 1 << 53 for number in numbers):
         raise TypeError("a number of a call or of a state is not an integer")
     if not all(isinstance(text, str) for text in texts) or not (call.steps or call.measures):

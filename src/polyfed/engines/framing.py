@@ -28,7 +28,8 @@ def call_to_json(call: Call) -> dict[str, Any]:
 
 
 def call_from_json(head: Mapping[str, Any]) -> Call:
-    return Call(head["number"], head["round"], tuple(head["steps"]), tuple(head["labels"]), tuple(head["measures"]))
+    names = (tuple(head[key]) for key in ("steps", "labels", "measures", "metrics"))
+    return Call(head["number"], head["round"], *names)
 
 
 def task_to_json(task: Task) -> dict[str, Any]:

@@ -136,6 +136,11 @@ class ServerFederation(FederationBase):
                     f"evaluate.{probe} is true and privacy is set, but the outputs that it collects leave clients "
                     "without noise; set it to false, or remove privacy"
                 )
+        if self.config.privacy and "confusion" in self.config.evaluate.metrics:
+            raise InputError(
+                "evaluate.metrics has confusion and privacy is set, but counts of test samples by class leave "
+                "clients without noise; remove one of them"
+            )
         if self.method.public_dataset() == self.config.data.dataset:
             raise InputError(
                 f"method.public is '{self.config.data.dataset}', which is the clients' own data; name another dataset"

@@ -50,6 +50,7 @@ def summary(
             "versions": dict(versions),
             "data": {"dataset": config.data.dataset, "source": source},
             "accuracy": {kind: _accuracy(kind, history) for kind in KINDS},
+            "metrics": _metrics(history),
             "loss": {"by_round": [record.loss for record in history]},
             "bytes": {
                 "up": sum(uploads),
@@ -115,6 +116,27 @@ def _accuracy(kind: str, history: Sequence[RoundRecord]) -> dict[str, Any] | Non
             if other.startswith(f"{kind} by ")
         },
     }
+
+
+def _metrics(history: Sequence[RoundRecord]) -> dict[str, dict[str, Any]]:
+    """Summarise all metrics by kind of accuracy, and the confusion matrices of the last round."""
+    last = next((record for record in reversed(history) if record.metrics), None)
+    if last is None:
+        return {}
+    summaries: dict[str, dict[str, Any]] = {
+        kind: {
+            name: {
+                "final": one.value,
+                "by_client": list(one.by_client),
+                "by_round": [record.metric_value(kind, name) for record in history],
+            }
+            for name, one in by.items()
+        }
+        for kind, by in last.metrics.items()
+    }
+    for kind, matrix in last.confusion.items():
+        summaries[kind]["confusion"] = matrix
+    return summaries
 
 
 def state_hash(names: Sequence[str], server_state: Mapping[str, Value], digests: Mapping[str, str]) -> str:

@@ -84,5 +84,8 @@ class FedProto(Method):
         prototypes, known = table.dense(client.classes)
         return -torch.cdist(client.model.features(x), prototypes).masked_fill(~known, float("inf"))
 
+    def predicts_probabilities(self) -> bool:
+        return self.predict_with == "head"
+
     def also_predict(self) -> Mapping[str, Callable[[Client, Tensor], Tensor]]:
         return {"head": super().predict}

@@ -116,6 +116,9 @@ class FedTGP(Method):
             return super().predict(client, x)  # there are no prototypes before the first round
         return -torch.cdist(client.model.features(x), table.values)  # every class has a row
 
+    def predicts_probabilities(self) -> bool:
+        return self.predict_with == "head"
+
     def also_predict(self) -> Mapping[str, Callable[[Client, Tensor], Tensor]]:
         return {"head": super().predict}
 

@@ -5,21 +5,17 @@ Plain Python without torch or validation libraries: reports and the dashboard re
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from polyfed.runs.json_values import entries, finite, integer, mapping, square_matrix, valid_integers
+from polyfed.runs.measurements import Accuracy, Metric, metrics_from_dict, metrics_to_dict
+
+__all__ = ["Accuracy", "KINDS", "Metric", "Result", "RoundRecord", "VERSION", "failure_summary", "finite", "integer"]
 
 VERSION = 1  # of `result.json`; results of earlier releases have no version key and the same content
 KINDS = ("personal", "global")  # of accuracy
-
-
-@dataclass(frozen=True, slots=True)
-class Accuracy:
-    """An accuracy of one round: the mean, and the accuracy of each client (None without test samples)."""
-
-    value: float
-    by_client: Sequence[float | None] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +31,8 @@ class RoundRecord:
     seconds: Mapping[str, float]  # "total" and its parts
     failures: Sequence[Mapping[str, Any]]
     released: Mapping[str, Mapping[str, int]] | None = None  # protected fields: number of releases by client
+    metrics: Mapping[str, Mapping[str, Metric]] = field(default_factory=dict)  # by kind of accuracy and metric
+    confusion: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)  # by kind, summed over clients
 
     @property
     def upload_bytes(self) -> int:
@@ -47,6 +45,13 @@ class RoundRecord:
     def accuracy_value(self, kind: str) -> float | None:
         """Return the mean accuracy of a kind, or None if it was not measured in this round."""
         measured = self.accuracy.get(kind)
+        return None if measured is None else measured.value
+
+    def metric_value(self, kind: str, name: str) -> float | None:
+        """Return the mean of a metric, or None if it was not measured in this round."""
+        if name == "accuracy":
+            return self.accuracy_value(kind)
+        measured = self.metrics.get(kind, {}).get(name)
         return None if measured is None else measured.value
 
     def without_clients(self) -> RoundRecord:
@@ -63,6 +68,8 @@ class RoundRecord:
             self.seconds,
             self.failures,
             self.released,
+            {kind: {name: Metric(one.value) for name, one in by.items()} for kind, by in self.metrics.items()},
+            self.confusion,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -79,6 +86,8 @@ class RoundRecord:
             "seconds": dict(self.seconds),
             "failures": [dict(failure) for failure in self.failures],
             **({} if self.released is None else {"released": self.released}),
+            "metrics": metrics_to_dict(self.metrics),
+            **({"confusion": self.confusion} if self.confusion else {}),
         }
 
     @classmethod
@@ -93,12 +102,14 @@ class RoundRecord:
                 kind: Accuracy(one.get("value"), one.get("by_client", ())) for kind, one in raw["accuracy"].items()
             },
             loss=raw["loss"],
-            up=_mapping(raw["up"]),
-            down=_mapping(raw["down"]),
-            overhead=_mapping(raw.get("overhead", {})),
-            seconds=_mapping(raw["seconds"]),
+            up=mapping(raw["up"]),
+            down=mapping(raw["down"]),
+            overhead=mapping(raw.get("overhead", {})),
+            seconds=mapping(raw["seconds"]),
             failures=raw.get("failures", ()),
             released=raw.get("released"),
+            metrics=metrics_from_dict(raw.get("metrics")),
+            confusion=raw.get("confusion", {}),
         )
 
     @classmethod
@@ -108,7 +119,7 @@ class RoundRecord:
         if number is None:
             return None
         accuracy = {}
-        for kind, measured in _entries(raw.get("accuracy")):
+        for kind, measured in entries(raw.get("accuracy")):
             value = finite(measured.get("value")) if isinstance(measured, Mapping) else None
             if value is not None:
                 by_client = measured.get("by_client")
@@ -121,15 +132,19 @@ class RoundRecord:
             round=number,
             accuracy=accuracy,
             loss=finite(raw.get("loss")),
-            up=_valid_integers(raw.get("up")),
-            down=_valid_integers(raw.get("down")),
-            overhead=_valid_integers(raw.get("overhead")),
+            up=valid_integers(raw.get("up")),
+            down=valid_integers(raw.get("down")),
+            overhead=valid_integers(raw.get("overhead")),
             seconds={
-                part: seconds
-                for part, value in _entries(raw.get("seconds"))
-                if (seconds := finite(value)) is not None
+                part: seconds for part, value in entries(raw.get("seconds")) if (seconds := finite(value)) is not None
             },
             failures=[one if isinstance(one, Mapping) else {} for one in failures],
+            metrics=metrics_from_dict(raw.get("metrics")),
+            confusion={
+                kind: matrix
+                for kind, raw_matrix in entries(raw.get("confusion"))
+                if (matrix := square_matrix(raw_matrix))
+            },
         )
 
 
@@ -142,6 +157,15 @@ class AccuracySummary:
     best_round: int | None
     std_over_clients: float | None
     by_client: Sequence[float | None]  # in the last round that was evaluated
+    by_round: Sequence[float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSummary:
+    """One metric over a whole run, as `result.json` has it."""
+
+    final: float | None
+    by_client: Sequence[float | None]  # in the last round that was evaluated; empty for worst_decile
     by_round: Sequence[float | None]
 
 
@@ -176,6 +200,23 @@ class Result(dict[str, Any]):
     def accuracy(self) -> dict[str, AccuracySummary | None]:
         """Accuracies by kind; None for a kind that was not measured."""
         return {kind: None if raw is None else _accuracy_summary(raw) for kind, raw in self["accuracy"].items()}
+
+    @property
+    def metrics(self) -> dict[str, dict[str, MetricSummary]]:
+        """Metrics by kind of accuracy and name, such as `metrics["global"]["auroc"]`."""
+        return {
+            kind: {
+                name: MetricSummary(one["final"], one.get("by_client", ()), one.get("by_round", ()))
+                for name, one in by.items()
+                if name != "confusion"
+            }
+            for kind, by in self.get("metrics", {}).items()
+        }
+
+    @property
+    def confusion(self) -> dict[str, Sequence[Sequence[int]]]:
+        """Confusion matrices by kind of accuracy, summed over clients: rows are true classes."""
+        return {kind: by["confusion"] for kind, by in self.get("metrics", {}).items() if "confusion" in by}
 
     @property
     def loss_by_round(self) -> Sequence[float | None]:
@@ -247,33 +288,3 @@ def _accuracy_summary(raw: Mapping[str, Any]) -> AccuracySummary:
         raw.get("by_client", ()),
         raw.get("by_round", ()),
     )
-
-
-def finite(value: Any) -> float | None:
-    """Return a finite number as a float, and None for anything else."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:  # an integer beyond the range of floats
-        return None
-    return number if math.isfinite(number) else None
-
-
-def integer(value: Any) -> int | None:
-    """Return an integer, and None for anything else."""
-    return value if type(value) is int else None
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise TypeError(f"expected a mapping, got {value!r}")
-    return value
-
-
-def _entries(value: Any) -> Sequence[tuple[str, Any]]:
-    return list(value.items()) if isinstance(value, Mapping) else []
-
-
-def _valid_integers(value: Any) -> dict[str, int]:
-    return {name: count for name, raw in _entries(value) if (count := integer(raw)) is not None}

@@ -142,11 +142,11 @@ def run_on_serial(
     with one_torch_thread():
         initialise(method, server)
         if evaluate:
-            outcome.accuracy |= door.evaluator.evaluate(loop.clients, MEASURES, method.publish(server))
+            outcome.accuracy |= door.evaluator.evaluate(loop.clients, MEASURES, method.publish(server)).counts
         for number in range(1, server.rounds + 1):
             result = loop.run_round(number)
             outcome.round_stats.append(result.stats)
-            outcome.accuracy |= result.counts
+            outcome.accuracy |= result.evaluation.counts
     outcome.server, outcome.ledger, outcome.after_rounds = server.state, door.ledger, loop.digests
     outcome.hash = state_hash(loop.clients, server.state, door.ledger.digests)
     return outcome

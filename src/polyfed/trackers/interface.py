@@ -27,6 +27,9 @@ class Tracker(Protocol):
 def metrics_of(record: RoundRecord) -> dict[str, float]:
     """Return the metrics of one round under the names that all trackers use."""
     metrics = {f"accuracy/{kind.replace(' ', '-')}": one.value for kind, one in record.accuracy.items()}
+    for kind, by in record.metrics.items():
+        values = {f"{name}/{kind.replace(' ', '-')}": one.value for name, one in by.items()}
+        metrics |= {name: value for name, value in values.items() if value is not None}
     if record.loss is not None:
         metrics["loss"] = record.loss
     metrics |= {"bytes/up": record.upload_bytes, "bytes/down": record.download_bytes}

@@ -1,7 +1,8 @@
 """Local training and evaluation in plain PyTorch, used by several methods.
 
-`fit` is the training loop, `evaluate` counts correct predictions, `samples` holds a client's data. The other modules
-are tools for methods: losses, BatchNorm statistics, upload noise. It knows nothing of federated learning.
+`fit` is the training loop, `evaluate` counts correct predictions, `metrics` computes other metrics, `samples` holds a
+client's data. The other modules are tools for methods: losses, BatchNorm statistics, upload noise. It knows nothing
+of federated learning.
 """
 
 from polyfed.training.evaluate import Score, score

@@ -193,3 +193,6 @@ class FedKTL(Method):
     def predict(self, client: Client, x: Tensor) -> Tensor:
         q = self.direction(client, x)
         return q @ client.memory.tensor("simplex").T if "simplex" in client.state else q
+
+    def predicts_probabilities(self) -> bool:
+        return False  # cosines between directions

@@ -1,0 +1,123 @@
+"""The reply of a client to an evaluation: counts of correct predictions and, if requested, other metrics.
+
+Predictions and probabilities stay at the client. A reply holds for every measure, such as `personal`, a field of that
+name with the counts, and a field such as `personal auroc` for each requested metric.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor, int64
+
+from polyfed.core.codec import decode, read_header
+from polyfed.core.method import Method
+from polyfed.core.payload import Payload, Value
+from polyfed.errors import PayloadError
+from polyfed.training import Samples, score
+from polyfed.training.metrics import (
+    CONFUSION,
+    PROBABILITY_METRICS,
+    SCALAR_METRICS,
+    class_scores,
+    compute_metric,
+    confusion_matrix,
+)
+
+MAX_SAMPLES = 10**12  # largest number of samples that an evaluation may report
+UNBOUNDED = frozenset({"log_loss"})  # all other metrics are at most 1
+
+
+@dataclass(frozen=True)
+class EvaluationReply:
+    """What one client measured, by measure such as `personal` or `global by head`."""
+
+    counts: dict[str, tuple[int, int]] = field(default_factory=dict)  # correct predictions, samples
+    metrics: dict[str, dict[str, float | None]] = field(default_factory=dict)  # None: not defined for these samples
+    confusion: dict[str, Tensor] = field(default_factory=dict)  # true class by predicted class
+    # every field but the counts, with size in bytes and shape: a client's metrics are uploads
+    sizes: dict[str, int] = field(default_factory=dict)
+    shapes: dict[str, str] = field(default_factory=dict)
+
+
+def check_metrics(metrics: Sequence[str]) -> None:
+    """Raise PayloadError for a metric that does not exist."""
+    for metric in metrics:
+        if metric not in (*SCALAR_METRICS, CONFUSION):
+            raise PayloadError(f"unknown metric '{metric}'; known are {', '.join((*SCALAR_METRICS, CONFUSION))}")
+
+
+def metrics_of_way(method: Method, way: str, metrics: Sequence[str]) -> tuple[str, ...]:
+    """Return the metrics that a way of predicting allows; the way of `predict` is ''."""
+    without_probabilities = not way and not method.predicts_probabilities()
+    return tuple(m for m in metrics if not (without_probabilities and m in PROBABILITY_METRICS))
+
+
+def evaluate_predictions(
+    name: str, predict: Callable[[Tensor], Tensor], samples: Samples, metrics: Sequence[str]
+) -> dict[str, Value]:
+    """Return the fields of the reply for one measure."""
+    if not metrics or not len(samples):
+        result = score(predict, samples)
+        return {name: {"correct": result.correct, "total": result.total}}
+    scores = class_scores(predict, samples)
+    correct = int((scores.argmax(1) == samples.labels).sum())
+    fields: dict[str, Value] = {name: {"correct": correct, "total": len(samples)}}
+    for metric in metrics:
+        compute = confusion_matrix if metric == CONFUSION else None
+        value = compute(scores, samples.labels) if compute else compute_metric(metric, scores, samples.labels)
+        fields[f"{name} {metric}"] = value
+    return fields
+
+
+def read_reply(
+    frame: bytes, limit: int, names: Sequence[str], metrics: Sequence[str], classes: int
+) -> EvaluationReply:
+    """Decode and check a reply. It may hold these measures and metrics and nothing else."""
+    header = read_header(frame, limit=limit)
+    payload = decode(frame, header)
+    reply = EvaluationReply()
+    requested = {f"{name} {metric}": (name, metric) for name in names for metric in metrics}
+    for key in payload:
+        if key not in names and key not in requested:
+            raise PayloadError(f"an evaluation reports '{key[:40]}', which was not requested")
+    for name in names:
+        if name in payload:
+            reply.counts[name] = _read_counts(payload[name])
+    for key, (name, metric) in requested.items():
+        if key not in payload:
+            continue
+        total = reply.counts.get(name, (0, 0))[1]
+        if metric == CONFUSION:
+            reply.confusion[name] = _read_confusion(payload.tensor(key), classes, total)
+        else:
+            reply.metrics.setdefault(name, {})[metric] = _read_metric(payload, key, metric)
+        reply.sizes[key], reply.shapes[key] = header.sizes()[key], header.shapes()[key]
+    return reply
+
+
+def _read_counts(value: Value) -> tuple[int, int]:
+    entry = Payload(value if isinstance(value, Mapping) else {})
+    correct, total = entry.number("correct"), entry.number("total")
+    if not 0 <= correct <= total <= MAX_SAMPLES or int(correct) != correct or int(total) != total:
+        raise PayloadError(f"an evaluation reports {correct:g} correct predictions of {total:g} samples")
+    return int(correct), int(total)
+
+
+def _read_metric(payload: Payload, key: str, metric: str) -> float | None:
+    if payload[key] is None:
+        return None
+    value = float(payload.number(key))
+    if not math.isfinite(value) or value < 0 or (value > 1 and metric not in UNBOUNDED):
+        raise PayloadError(f"an evaluation reports '{key}' as {value:g}")
+    return value
+
+
+def _read_confusion(matrix: Tensor, classes: int, total: int) -> Tensor:
+    if matrix.shape != (classes, classes) or matrix.dtype != int64:
+        raise PayloadError(f"a confusion matrix has the shape {tuple(matrix.shape)} and the type {matrix.dtype}")
+    if int(matrix.min()) < 0 or int(matrix.sum()) != total:
+        raise PayloadError(f"a confusion matrix counts {int(matrix.sum())} samples of {total}")
+    return matrix
