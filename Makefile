@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: run test test-method test-room bench setup lint types browser clean
+.PHONY: run test test-method test-room bench setup lint types browser docs clean
 
 setup: $(VENV)/.installed
 
@@ -15,7 +15,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.developer: $(VENV)/.installed
-	$(PIP) install -c constraints.txt -e '.[dev,ui,tensorboard,mlflow,wandb,flower,ray]'
+	$(PIP) install -c constraints.txt -e '.[dev,docs,ui,tensorboard,mlflow,wandb,flower,ray]'
 	@touch $@
 
 run: setup
@@ -52,6 +52,11 @@ test-method: $(VENV)/.developer
 test-room: $(VENV)/.developer
 	@test -d "tests/$(R)" || { echo "Name a folder of tests/: make test-room R=report"; exit 2; }
 	$(BIN)/python -m pytest -n 2 --dist loadgroup "tests/$(R)"
+
+# The documentation site. It builds offline, and a warning is an error.
+docs: $(VENV)/.developer
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "Site: build/site/index.html (search needs a server: $(BIN)/python -m http.server --directory build/site)"
 
 bench: setup
 	$(BIN)/polyfed bench
