@@ -24,13 +24,8 @@ VARIANTS = "imports=[scripts/fedlatent_variants.py]"
 FEDVTC = [
     "method=fedvtc",
     "method.vtc=regular",
-    "method.real_share=1.0",
-    "method.samples_per_class=300",
-    "method.finetune_epochs=10",
+    "method.samples_per_class=200",
     "method.finetune_lr=0.001",
-    "method.finetune_norms=frozen",
-    "method.decoder_optimizer=sgd",
-    "method.decoder_lr=0.5",
     "method.recompute=false",
 ]
 # name in the table: overrides of the preset

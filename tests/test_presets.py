@@ -17,6 +17,7 @@ from polyfed.models.slicing import skeleton
 DECODING = {
     "fedlatent-digits": 8,
     "fedvtc-digits": 8,
+    "fedvtc-paper": 8,
     "fedvtc-fashion-mnist": 28,
     "fedvtc-cifar10": 32,
     "fedvtc-tiny-imagenet": 64,

@@ -18,6 +18,8 @@ from polyfed.testing.toy_federation import toy_images
 from polyfed.training import Samples, TrainSettings
 
 FAST: dict[str, Any] = {"samples_per_class": 6, "finetune_epochs": 1}
+# the loss as the paper writes it
+PAPER: dict[str, Any] = {"reduction": "sum", "reconstruction": 1.0, "alignment": 1.0, "noise": 1.0}
 IMAGE = (1, 8, 8)
 WIDTH = 64
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.methods.fedvtc_clients import FAST, IMAGE, WIDTH, client, equal
+from tests.methods.fedvtc_clients import FAST, IMAGE, PAPER, WIDTH, client, equal
 from torch import Tensor
 
 from polyfed import catalogue, testing
@@ -20,6 +20,7 @@ from polyfed.core.codec import encode, read_header
 from polyfed.core.payload import Payload
 from polyfed.core.schema import TreeField, check_header
 from polyfed.errors import InputError, PayloadError
+from polyfed.methods.fedvtc.class_moments import mean_and_variance
 from polyfed.methods.fedvtc.decoder import build_decoder
 from polyfed.methods.fedvtc.figures import IMAGES_PER_CLASS
 from polyfed.methods.fedvtc.method import FedVTC
@@ -96,11 +97,14 @@ def test_bytes_match_the_formula(vtc: str) -> None:
     # last round: each client receives prototypes of its own classes, then of all four; fine-tuning uploads nothing
     assert last.down["prototypes"] == pytest.approx(row * (held + 4 * clients), abs=8 * (held + 4 * clients))
     assert last.up["prototypes"] == first.up["prototypes"]
+    # once: means of features and of squared features up, variances of all four classes down
+    assert last.up["moments"] == pytest.approx(2 * row * held, abs=8 * held) and "moments" not in first.up
+    assert last.down["variances"] == pytest.approx(4 * row * clients, abs=8 * 4 * clients)
 
 
 def test_decoders_of_another_shape_are_rejected() -> None:
     profile = client([0]).profile
-    field = {"decoder": TreeField(layout=vars(FedVTC.upload_decoder)["messages"].up["decoder"].layout)}
+    field = {"decoder": TreeField(layout=vars(FedVTC.describe)["messages"].up["decoder"].layout)}
     right = weights_of(build_decoder(None, 0, profile, "batch"))
     check_header(read_header(encode({"decoder": right}).data), field, FedVTC(), profile)
     wrong = {**right, "layers.1.weight": torch.zeros(3, 3)}
@@ -111,8 +115,9 @@ def test_decoders_of_another_shape_are_rejected() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"vtc": "regular", "decoder_norm": "group", "skip_unknown": True, "min_class_count": 4},
-        {"recompute": False, "finetune_norms": "frozen", "real_share": 0.5, "matching": 0.0},
+        {"vtc": "regular", "decoder_norm": "group", "keep_own": True, "min_class_count": 4},
+        {"recompute": False, "finetune_norms": "trained", "real_share": 0.5, "matching": 0.0, "spread": "learned"},
+        {**PAPER, "spread": "learned", "real_share": 0.0, "skip_unknown": False, "decoder_lr": None},
     ],
 )
 @pytest.mark.parametrize(
@@ -159,6 +164,33 @@ def test_untuned_models_are_the_models_after_training() -> None:
     assert not torch.equal(method.predict(at, x), logits)
 
 
+def test_own_classes_can_keep_the_model_before_fine_tuning() -> None:
+    at = client([0, 0, 1, 1])
+    x = client([0, 1, 2, 3]).train.inputs.float() / 255
+    at.model.eval()
+    at.state |= {"untuned": weights_of(at.model), "classes": torch.tensor([0, 1])}
+    before = at.model(x)
+    kept = FedVTC(keep_own=True)
+    for winner, expected in ((0, True), (3, False)):  # the tuned model sees an own class, then another one
+        with torch.no_grad():
+            at.model.head.bias.copy_(torch.eye(4)[winner] * 100)  # type: ignore[operator]
+        tuned = at.model(x)
+        assert torch.equal(kept.predict(at, x), before if expected else tuned)
+        assert torch.equal(FedVTC().predict(at, x), tuned)
+    with pytest.raises(InputError, match=r"method.keep_own needs method.keep_untuned"):
+        FedVTC(keep_own=True, keep_untuned=False)
+
+
+def test_variances_are_those_within_and_between_clients() -> None:
+    # Class 0 at two clients: features (1, 3) and (5, 7). Within each client the variance is 1, the means are 2 and 6.
+    uploads = [torch.tensor([[1.0], [3.0]]), torch.tensor([[5.0], [7.0]])]
+    tables = [ClassTable.of({0: torch.cat([z, z.square()], 1).mean(0)}, 2) for z in uploads]
+    means, variances = mean_and_variance(mean_over_clients(tables, width=2))
+    # by hand: mean 4, variance 1 within and 4 between clients
+    assert means.classes.tolist() == variances.classes.tolist() == [0]
+    assert means.values.tolist() == [[4.0]] and variances.values.tolist() == [[5.0]]
+
+
 def test_decoders_that_were_never_trained_are_left_out_of_the_mean() -> None:
     with ToyFederation(FedVTC, FAST) as toy:
         outcome = toy.run(toy.config(CLASS_COUNTS[:3]), selected=lambda number: ("0", "1")).checked()
@@ -190,6 +222,7 @@ def test_a_run_with_privacy_for_all_fields() -> None:
         "prototypes": {"clip": 1.0, "noise": 0.1, "min_count": 3},
         "deviation": {"clip": 10.0, "noise": 0.1},
         "decoder": {"clip": 10.0, "epsilon": 100.0, "releases": 1},
+        "moments": {"clip": 10.0, "epsilon": 100.0, "releases": 1, "min_count": 3},
     }
     with ToyFederation(FedVTC, FAST) as toy:
         folder = toy.new_folder()
@@ -202,6 +235,7 @@ def test_a_run_with_privacy_for_all_fields() -> None:
         "prototypes": "row",
         "deviation": "message",
         "decoder": "message",
+        "moments": "row",
     }
-    assert privacy["clients"]["0"]["releases"] == {"prototypes": 2, "deviation": 2, "decoder": 1}
+    assert privacy["clients"]["0"]["releases"] == {"prototypes": 2, "deviation": 2, "decoder": 1, "moments": 1}
     assert privacy["fields"]["decoder"]["planned_releases"] == 1

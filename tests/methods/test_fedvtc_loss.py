@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.methods.fedvtc_clients import FAST, WIDTH, bound_of, client, stream
+from tests.methods.fedvtc_clients import FAST, PAPER, WIDTH, bound_of, client, stream
 from torch import Tensor, distributions
 
 from polyfed.core import ClassTable
@@ -21,9 +21,9 @@ from polyfed.methods.fedvtc.variational_bound import (
     MIN_DEVIATION,
     StandardDeviation,
     VariationalBound,
+    class_means,
     kl_divergence,
     reparameterise,
-    sum_of_class_means,
 )
 
 
@@ -98,14 +98,31 @@ def test_the_loss_by_hand() -> None:
         return float(bound.loss(x, y, z, sigma, decoded, re_encoded))
 
     l_e, l_dm = (0.5 + 0.5) + (1 + spread) / 2 + spread / 2, 4.0  # sums of two class means
-    assert total(reduction="sum") == pytest.approx(l_e + 0.1 * l_dm, rel=1e-5)
-    assert total(reduction="mean_pixels") == pytest.approx((l_e + 0.1 * l_dm) / 2, rel=1e-5)
-    assert total(reduction="mean_each") == pytest.approx((l_e + 0.1 * l_dm) / 2, rel=1e-5)
-    assert total(reduction="sum", matching=0.0) == pytest.approx(l_e, rel=1e-5)
+    assert total(**PAPER) == pytest.approx(l_e + 0.1 * l_dm, rel=1e-5)
+    assert total(**PAPER, matching=0.0) == pytest.approx(l_e, rel=1e-5)
+    # mean over two pixels and over two classes
+    assert total(**{**PAPER, "reduction": "mean"}) == pytest.approx((l_e + 0.1 * l_dm) / 4, rel=1e-5)
+    # weights: 20 on the squared errors (1 in all) and 0.5 on the squared distance (1 in class 0, 0 in class 1)
+    weighted = total(**{**PAPER, "reconstruction": 20.0, "alignment": 0.5})
+    assert weighted == pytest.approx(20 * 1.0 + (0.5 + spread) / 2 + spread / 2 + 0.1 * l_dm, rel=1e-5)
+    # a prior of standard deviation e: sigma / noise = (1 / e, 1), so the spread is e^-2 + 1 - 2 + 2 = e^-2 + 1
+    prior = total(**{**PAPER, "noise": float(np.e)})
+    assert prior == pytest.approx(1.0 + 0.5 + float(np.e**-2) + 1 + 0.1 * l_dm, rel=1e-5)
+
+
+def test_the_number_of_classes_in_a_batch_does_not_scale_the_mean_loss() -> None:
+    # Two classes with the same error: their sum is twice as large as the loss of one class, their mean is equal.
+    x = torch.zeros(2, 1, 1, 2)
+    for reduction, ratio in (("sum", 2.0), ("mean", 1.0)):
+        losses = []
+        for labels in ([0, 0], [0, 2]):
+            bound, _, y = small_bound(FedVTC(**{**PAPER, "reduction": reduction}), labels)
+            losses.append(float(bound.loss(x, y, torch.zeros(2, 2), torch.ones(2), x + 1, None)))
+        assert losses[1] / losses[0] == pytest.approx(ratio)
 
 
 def test_the_matching_loss_is_0_only_at_the_prototype() -> None:
-    bound, x, y = small_bound(FedVTC(reduction="sum", matching=1.0), [0, 1])
+    bound, x, y = small_bound(FedVTC(**{**PAPER, "matching": 1.0}), [0, 1])
     z = sigma = torch.ones(2)
     at_prototype = bound.prototypes[y]
     assert float(bound.loss(x, y, at_prototype, sigma, x, at_prototype)) == 0.0
@@ -120,7 +137,7 @@ def test_skip_unknown_leaves_classes_without_prototype_alone() -> None:
     x = torch.zeros(2, 1, 1, 2)
     losses = {}
     for skip in (False, True):
-        method = FedVTC(reduction="sum", matching=1.0, skip_unknown=skip)
+        method = FedVTC(**{**PAPER, "matching": 1.0, "skip_unknown": skip})
         table = ClassTable.of({0: torch.zeros(2)}, 2)
         bound = method.variational_bound(at, Payload({"prototypes": table, "deviation": sigma}))
         losses[skip] = float(bound.loss(x, torch.tensor([0, 1]), z, sigma, x, z))
@@ -134,9 +151,9 @@ def test_duplicating_the_samples_of_a_class_does_not_change_the_loss(labels: lis
     values = torch.rand(len(labels), generator=stream("values"), dtype=torch.float64)
     y = torch.tensor(labels)
     duplicated = torch.cat([torch.arange(len(y)), (y == y[0]).nonzero()[:, 0].repeat(times - 1)])
-    assert torch.allclose(sum_of_class_means(values[duplicated], y[duplicated]), sum_of_class_means(values, y))
-    expected = sum(values[y == c].mean() for c in set(labels))
-    assert torch.allclose(sum_of_class_means(values, y), torch.as_tensor(expected))
+    assert torch.allclose(class_means(values[duplicated], y[duplicated]), class_means(values, y))
+    expected = torch.stack([values[y == c].mean() for c in sorted(set(labels))])
+    assert torch.allclose(class_means(values, y), expected)
 
 
 def test_classes_below_min_count_are_not_pulled_to_0() -> None:
@@ -144,14 +161,11 @@ def test_classes_below_min_count_are_not_pulled_to_0() -> None:
     at = client([0] * 4 + [1] * 2)
     known = ClassTable.of({0: torch.ones(WIDTH)}, WIDTH).without_counts()
     msg = Payload({"prototypes": known, "deviation": torch.ones(WIDTH)})
-    assert FedVTC(**FAST).variational_bound(at, msg).regularised.tolist() == [True] * 4
+    pulled, skipping = FedVTC(**FAST, skip_unknown=False), FedVTC(**FAST, skip_unknown=True)
+    first_alone = [True, False, False, False]
+    assert pulled.variational_bound(at, msg).regularised.tolist() == [True] * 4
     at.bound = MeansBound(1.0, 3)
-    assert FedVTC(**FAST).variational_bound(at, msg).regularised.tolist() == [True, False, False, False]
-    assert FedVTC(**FAST, skip_unknown=True).variational_bound(at, msg).regularised.tolist() == [
-        True,
-        False,
-        False,
-        False,
-    ]
+    assert pulled.variational_bound(at, msg).regularised.tolist() == first_alone
+    assert skipping.variational_bound(at, msg).regularised.tolist() == first_alone
     first = Payload({"prototypes": ClassTable.empty(WIDTH).without_counts(), "deviation": torch.ones(WIDTH)})
-    assert FedVTC(**FAST).variational_bound(at, first).regularised.tolist() == [True, False, False, False]
+    assert pulled.variational_bound(at, first).regularised.tolist() == first_alone

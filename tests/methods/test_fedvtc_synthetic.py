@@ -19,7 +19,7 @@ from polyfed.core.client import weights_of
 from polyfed.errors import InputError
 from polyfed.methods.fedvtc.fine_tuning import fine_tune
 from polyfed.methods.fedvtc.method import FedVTC
-from polyfed.methods.fedvtc.synthetic_samples import generate
+from polyfed.methods.fedvtc.synthetic_samples import generate, recalibrate_decoder
 from polyfed.models.decoders import latent_map, transposed_decoder
 from polyfed.testing.toy_federation import toy_images
 from polyfed.training import TrainSettings
@@ -93,6 +93,41 @@ def test_latents_have_the_prototype_as_mean() -> None:
     assert torch.allclose(v[:4000].mean(0), torch.tensor([3.0, -3.0]), atol=0.12)
     assert torch.allclose(v[4000:].mean(0), torch.tensor([0.0, 10.0]), atol=0.12)
     assert torch.allclose(v[:4000].std(0), torch.tensor([0.5, 2.0]), rtol=0.05)
+
+
+def test_each_class_has_its_own_deviation() -> None:
+    table = ClassTable.of({0: torch.zeros(2), 1: torch.zeros(2)}, 2)
+    deviation = torch.tensor([[0.5, 2.0], [3.0, 0.1]])
+    samples = generate(nn.Identity(), table, deviation, classes=2, per_class=4000, generator=stream())
+    v = samples.latents(torch.arange(len(samples)))
+    assert torch.allclose(torch.stack([v[:4000].std(0), v[4000:].std(0)]), deviation, rtol=0.05)
+
+
+def test_recalibrated_decoders_are_normalised_on_the_latents_that_they_decode() -> None:
+    with rng.seeded("decoder"):
+        decoder = transposed_decoder(WIDTH, IMAGE)
+    first = next(part for part in decoder.modules() if isinstance(part, nn.BatchNorm2d))
+    with torch.no_grad():
+        first.running_mean.fill_(50.0)  # type: ignore[union-attr]  # statistics of another distribution
+    centres = ClassTable(torch.arange(4), 3 * torch.randn(4, WIDTH, generator=stream("centres")))
+    samples = generate(decoder, centres, torch.full((4, WIDTH), 0.3), classes=4, per_class=256, generator=stream())
+    seen: list[Tensor] = []
+    first.register_forward_hook(lambda *call: seen.append(call[2].detach()))
+    weights = {name: p.detach().clone() for name, p in decoder.named_parameters()}
+
+    def moments() -> tuple[Tensor, Tensor]:
+        seen.clear()
+        samples.render(torch.arange(len(samples)))
+        normalised = torch.cat(seen)
+        return normalised.mean((0, 2, 3)), normalised.std((0, 2, 3))
+
+    assert float(moments()[0].abs().min()) > 5
+    recalibrate_decoder(samples, stream("order"))
+    mean, deviation = moments()
+    # weight 1 and bias 0: normalised outputs of the layer have mean 0 and deviation 1
+    assert torch.allclose(mean, torch.zeros_like(mean), atol=0.1)
+    assert torch.allclose(deviation, torch.ones_like(mean), atol=0.1)
+    assert all(torch.equal(weights[name], p) for name, p in decoder.named_parameters())
 
 
 def test_fine_tuning_on_good_images_teaches_classes_that_a_client_does_not_have() -> None:

@@ -26,7 +26,7 @@ def train_model(client: Client, bound: VariationalBound, epoch: int) -> None:
         z = bound.forward(backbone, x)
         decoded = bound.decode(z, sigma, noise)  # x'
         with frozen_statistics(client.model):  # BatchNorm tracks real images only
-            re_encoded = bound.forward(backbone, decoded) if bound.matching else None
+            re_encoded = bound.forward(backbone, decoded) if bound.weights.matching else None
         return F.cross_entropy(head(z), y), bound.loss(x, y, z, sigma, decoded, re_encoded)
 
     with frozen(bound.decoder):
@@ -51,7 +51,7 @@ def train_decoder(
             z = client.model.features(x)
         sigma = bound.deviation()
         decoded = bound.decode(z, sigma, noise)
-        re_encoded = bound.forward(client.model.backbone, decoded) if bound.matching else None
+        re_encoded = bound.forward(client.model.backbone, decoded) if bound.weights.matching else None
         return bound.loss(x, y, z, sigma, decoded, re_encoded)
 
     with frozen(client.model):

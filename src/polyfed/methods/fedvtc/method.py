@@ -11,41 +11,24 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
-from annotated_types import Ge
+from annotated_types import Ge, Gt
 from torch import Tensor
 from torch.func import functional_call
 
-from polyfed.core import (
-    ClassTable,
-    Client,
-    Cohort,
-    Method,
-    Needs,
-    Payload,
-    Reply,
-    Sends,
-    Server,
-    TableField,
-    TensorField,
-    TreeField,
-    register,
-    step,
-)
+from polyfed.core import ClassTable, Client, Cohort, Method, Needs, Payload, Reply, Sends, Server, register, step
 from polyfed.core.averaging import WeightedMean
 from polyfed.core.class_tables import mean_over_clients
 from polyfed.core.client import weights_of
 from polyfed.core.client_profile import Layout, Profile
-from polyfed.core.schema import FromMethod
+from polyfed.errors import InputError
 from polyfed.methods.fedvtc.alternating_training import train_decoder, train_model
+from polyfed.methods.fedvtc.class_moments import class_moments, mean_and_variance
 from polyfed.methods.fedvtc.decoder import build_decoder, decoder_layout
-from polyfed.methods.fedvtc.figures import save_synthetic_images
+from polyfed.methods.fedvtc.figures import IMAGES_PER_CLASS, save_synthetic_images
 from polyfed.methods.fedvtc.fine_tuning import fine_tune
-from polyfed.methods.fedvtc.synthetic_samples import generate
-from polyfed.methods.fedvtc.variational_bound import StandardDeviation, VariationalBound
-
-STATISTICS = {"prototypes": TableField("features", by_sample=True), "deviation": TensorField(("features",))}
-DECODER = {"decoder": TreeField(layout=FromMethod("decoder_layout"))}
-OPTIONAL_DECODER = {"decoder": TreeField(layout=FromMethod("decoder_layout"), optional=True)}
+from polyfed.methods.fedvtc.messages import DECODER, MOMENTS, OPTIONAL_DECODER, STATISTICS, VARIANCES
+from polyfed.methods.fedvtc.synthetic_samples import SyntheticSamples, generate, recalibrate_decoder
+from polyfed.methods.fedvtc.variational_bound import LossWeights, StandardDeviation, VariationalBound
 
 
 @register("fedvtc")
@@ -54,38 +37,55 @@ class FedVTC(Method):
     """FedVTC: clients share prototypes and train small decoders, then fine-tune on synthetic images of all classes.
 
     Model and decoder are trained in alternating epochs, as section 3.4 describes; Algorithm 1 updates the extractor
-    twice. L_tc is divided by the number of pixels by default, because the sums of the paper dominate the
-    cross-entropy. docs/methods/fedvtc.md lists all differences from the paper.
+    twice. The defaults differ from the paper's formulas where these make training collapse: L_tc is a mean over
+    pixels and classes with separate weights, latents are drawn with the variance of each class, and fine-tuning
+    also uses real samples. The preset `fedvtc-paper` has the paper's settings. docs/methods/fedvtc.md lists all
+    differences, docs/results/fedvtc.md what they change.
     """
 
     matching: Annotated[float, Ge(0)] = 0.1  # lambda, weight of distribution matching; 0 trains with L_e alone
+    reconstruction: Annotated[float, Ge(0)] = 20.0  # weight of |x' - x|^2 in L_e; the paper has 1
+    alignment: Annotated[float, Ge(0)] = 0.3  # weight of |z - c|^2 in the KL divergence; the paper has 1
+    noise: Annotated[float, Gt(0)] = 0.3  # initial and prior standard deviation of latents; the paper has 1
+    reduction: Literal["mean", "sum"] = "mean"  # of L_tc over pixels and classes; the paper sums
     vtc: Literal["once", "regular"] = "once"  # average the decoders after the last round, or in every round
+    spread: Literal["classes", "learned"] = "classes"  # draw latents with the variance of each class, or sigma alone
     samples_per_class: Annotated[int, Ge(1)] = 500  # S, synthetic samples per class
     finetune_epochs: Annotated[int, Ge(1)] = 5  # passes over the synthetic samples after the last round
     finetune_lr: float | None = None  # learning rate of fine-tuning; none: the rate of local training
-    finetune_norms: Literal["trained", "frozen"] = "trained"  # update BatchNorm statistics in fine-tuning, or not
-    real_share: Annotated[float, Ge(0)] = 0.0  # local samples per synthetic sample in fine-tuning
+    finetune_norms: Literal["trained", "frozen"] = "frozen"  # update BatchNorm statistics in fine-tuning, or not
+    real_share: Annotated[float, Ge(0)] = 1.0  # local samples per synthetic sample in fine-tuning; the paper has 0
     decoder_norm: Literal["batch", "group"] = "batch"  # normalisation layers of the decoder
-    decoder_lr: float | None = None  # learning rate of decoder and deviations; none: the rate of local training
-    decoder_optimizer: Literal["sgd", "adam"] | None = None  # their optimiser; none: the one of local training
-    reduction: Literal["mean_pixels", "sum", "mean_each"] = "mean_pixels"  # L_tc: over pixels, summed, or each term
-    skip_unknown: bool = False  # do not pull features to 0 while their class has no prototype
+    decoder_lr: float | None = 0.003  # learning rate of decoder and deviations; none: the rate of local training
+    decoder_optimizer: Literal["sgd", "adam"] | None = "adam"  # their optimiser; none: the one of local training
+    skip_unknown: bool = True  # do not pull features to 0 while their class has no prototype
     min_class_count: int = 1  # do not send prototypes of classes with fewer samples
     recompute: bool = True  # activation checkpointing: less memory, about a third more computing time
     keep_untuned: bool = True  # keep a copy of the model before fine-tuning and evaluate it as well
+    keep_own: bool = False  # predict samples of the client's own classes with the model before fine-tuning
 
     needs = Needs(same_features=True, same_classes=True, images=True)
     sends = Sends(
-        up="mean feature per class, one standard deviation per feature; a small decoder, once or in every round",
+        up="mean feature per class, one standard deviation per feature; a small decoder, once or in every round; "
+        "mean squared features per class, once",
         down="the same over all clients: prototypes of the client's classes in each round, of all classes once",
     )
 
     def decoder_layout(self, profile: Profile) -> Layout:
         return decoder_layout(profile.features, profile.input_shape, self.decoder_norm)
 
+    def moments_width(self, profile: Profile) -> int:
+        return 2 * profile.features
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.keep_own and not self.keep_untuned:
+            raise InputError("method.keep_own needs method.keep_untuned: true, the model before fine-tuning")
+
     def init(self, server: Server) -> None:
         server.state["prototypes"] = ClassTable.empty(server.features).without_counts()  # a missing row stands for 0
-        server.state["deviation"] = torch.ones(server.features)
+        server.state["variances"] = ClassTable.empty(server.features).without_counts()
+        server.state["deviation"] = torch.full((server.features,), self.noise)
         server.state["decoder"] = weights_of(build_decoder(None, server.seed, server.roster[0], self.decoder_norm))
         server.state["classes"] = {}  # classes by client, learned from the prototypes that it uploads
 
@@ -106,7 +106,7 @@ class FedVTC(Method):
         server.state["deviation"] = StandardDeviation(mean["sigma"])().detach()  # line 20, clamped
         if self.vtc == "regular":
             server.state["decoder"] = decoders.result(server.memory.weights("decoder"))
-            save_synthetic_images(server, self.decoder_norm)
+            save_synthetic_images(server, self.synthetic_samples(server, IMAGES_PER_CLASS))
 
     def prototypes_for(self, server: Server, name: str) -> ClassTable:
         """Return the prototypes of a client's classes, or all prototypes if its classes are not known yet."""
@@ -128,7 +128,9 @@ class FedVTC(Method):
             client.state["decoder"] = weights_of(bound.decoder)
         means = client.class_means(client.model.features, client.profile.features, min_count=self.min_class_count)
         reply: Reply = {"prototypes": means.without_counts(), "deviation": bound.deviation().detach()}
-        return {**reply, **self.upload_decoder(client, msg)} if self.vtc == "regular" else reply
+        if self.vtc == "regular" and "decoder" in client.state:  # there is none without a training step
+            reply = {**reply, "decoder": client.state["decoder"]}
+        return reply
 
     def variational_bound(self, client: Client, msg: Payload) -> VariationalBound:
         """Build L_tc with the client's decoder and sigma_k = sigma (line 9)."""
@@ -140,48 +142,78 @@ class FedVTC(Method):
         weights = client.memory.weights("decoder") if "decoder" in client.state else None
         decoder = build_decoder(weights, client.seed, client.profile, self.decoder_norm)
         deviation = StandardDeviation(msg.tensor("deviation"))
-        loss = (self.matching, self.reduction)
-        return VariationalBound(decoder, deviation, prototypes, regularised, *loss, recompute=self.recompute)
+        terms = LossWeights(self.matching, self.reconstruction, self.alignment, self.noise, self.reduction)
+        return VariationalBound(decoder, deviation, prototypes, regularised, terms, recompute=self.recompute)
 
     def finish(self, server: Server, everyone: Cohort) -> None:
         """Run lines 22 to 31 of Algorithm 1."""
-        if self.vtc == "once":
-            decoders = WeightedMean()
-            for _, reply in everyone.stream(self.upload_decoder):  # line 23
+        decoders, moments = WeightedMean(), []
+        if self.vtc == "once" or self.spread == "classes":
+            for _, reply in everyone.stream(self.describe):  # line 23
+                moments += [reply.table("moments")] if "moments" in reply else []
                 if "decoder" in reply:
                     decoders.add(reply.weights("decoder"), 1.0)
+        if self.vtc == "once":
             server.state["decoder"] = decoders.result(server.memory.weights("decoder"))  # line 25
-        save_synthetic_images(server, self.decoder_norm)
-        everyone.call(self.fine_tune, shared={key: server.state[key] for key in (*STATISTICS, *DECODER)})  # line 26
+        if moments:
+            pooled = mean_over_clients(moments, width=2 * server.features)
+            prototypes, server.state["variances"] = mean_and_variance(pooled)
+            server.state["prototypes"] = server.memory.table("prototypes").updated(prototypes)
+        samples = self.synthetic_samples(server, self.samples_per_class)
+        server.state["decoder"] = recalibrate_decoder(samples, server.stream("recalibrate"))
+        save_synthetic_images(server, self.synthetic_samples(server, IMAGES_PER_CLASS))
+        sent = (*STATISTICS, *VARIANCES, *DECODER)
+        everyone.call(self.fine_tune, shared={key: server.state[key] for key in sent})  # line 26
 
-    @step(up=OPTIONAL_DECODER)
-    def upload_decoder(self, client: Client, msg: Payload) -> Reply:
-        """Send the client's decoder, unless it has never been trained."""
-        return {"decoder": client.state["decoder"]} if "decoder" in client.state else {}
+    @step(up={**OPTIONAL_DECODER, **MOMENTS})
+    def describe(self, client: Client, msg: Payload) -> Reply:
+        """Send the decoder (`vtc: once`) and class moments of the features, unless the client has never trained."""
+        if "decoder" not in client.state:
+            return {}
+        reply: Reply = {"decoder": client.state["decoder"]} if self.vtc == "once" else {}
+        if self.spread == "classes":
+            reply = {**reply, "moments": class_moments(client, self.min_class_count)}
+        return reply
 
-    @step(down={**STATISTICS, **DECODER})
+    def synthetic_samples(self, at: Server | Client, per_class: int, msg: Payload | None = None) -> SyntheticSamples:
+        """Return synthetic samples by the server's state, or by the message with it that a client received."""
+        profile = at.roster[0] if isinstance(at, Server) else at.profile
+        known = at.memory if msg is None else msg
+        variances, _ = known.table("variances").dense(profile.classes)
+        return generate(
+            build_decoder(known.weights("decoder"), at.seed, profile, self.decoder_norm),
+            known.table("prototypes"),
+            (variances + known.tensor("deviation").square()).sqrt(),
+            classes=profile.classes,
+            per_class=per_class,
+            generator=at.stream("synthetic"),
+        )
+
+    @step(down={**STATISTICS, **VARIANCES, **DECODER})
     def fine_tune(self, client: Client, msg: Payload) -> None:
         """Run lines 28 to 31 of Algorithm 1: fine-tune f_k on S synthetic samples of every class."""
         if self.keep_untuned:
             client.state["untuned"] = weights_of(client.model)
-        samples = generate(
-            build_decoder(msg.weights("decoder"), client.seed, client.profile, self.decoder_norm),
-            msg.table("prototypes"),
-            msg.tensor("deviation"),
-            classes=client.classes,
-            per_class=self.samples_per_class,
-            generator=client.stream("synthetic"),
-        )
+            client.state["classes"] = torch.unique(client.train.labels)
         lr = self.finetune_lr or client.settings.lr
+        settings = dataclasses.replace(client.settings, epochs=self.finetune_epochs, steps=None, lr=lr)
         fine_tune(
             client.model,
-            samples,
-            dataclasses.replace(client.settings, epochs=self.finetune_epochs, steps=None, lr=lr),
+            self.synthetic_samples(client, self.samples_per_class, msg),
+            settings,
             client.stream("fine-tune"),
             local=client.train,
             local_share=self.real_share,
             freeze_norms=self.finetune_norms == "frozen",
         )
+
+    def predict(self, client: Client, x: Tensor) -> Tensor:
+        """Predict with the fine-tuned model; with `keep_own`, own classes with the model before fine-tuning."""
+        logits = super().predict(client, x)
+        if not self.keep_own or "untuned" not in client.state:
+            return logits
+        own = torch.isin(logits.argmax(1), client.memory.tensor("classes"))
+        return torch.where(own[:, None], self.predict_untuned(client, x), logits)
 
     def also_predict(self) -> Mapping[str, Callable[[Client, Tensor], Tensor]]:
         return {"untuned": self.predict_untuned} if self.keep_untuned else {}
@@ -189,6 +221,6 @@ class FedVTC(Method):
     def predict_untuned(self, client: Client, x: Tensor) -> Tensor:
         """Predict with the model as it was before fine-tuning."""
         if "untuned" not in client.state:
-            return self.predict(client, x)
+            return super().predict(client, x)
         logits: Tensor = functional_call(client.model, client.memory.weights("untuned"), (x,))
         return logits

@@ -9,21 +9,26 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.class_tables import ClassTable
+from polyfed.core.client import weights_of
+from polyfed.core.payload import Weights
+from polyfed.core.row_training import Rows
+from polyfed.training.batchnorm import recalibrate
 from polyfed.training.samples import Samples
 
 CHUNK = 256  # images that are generated at a time
+RECALIBRATION_SAMPLES, RECALIBRATION_BATCH = 1024, 128  # latents for BatchNorm statistics, and their batches
 
 
 @dataclass(frozen=True)
 class SyntheticSamples(Samples):
-    """Images x' = decoder(c_y + sigma eps) with label y.
+    """Images x' = decoder(c_y + sigma_y eps) with label y.
 
     `inputs` holds the random seed of each sample's eps instead of pixels, so that every pass yields the same images.
     """
 
     decoder: nn.Module
     prototypes: Tensor  # (classes, width)
-    deviation: Tensor  # (width,)
+    deviation: Tensor  # (classes, width)
 
     def subset(self, indices: Tensor) -> SyntheticSamples:
         return replace(self, inputs=self.inputs[indices], labels=self.labels[indices])
@@ -40,12 +45,15 @@ class SyntheticSamples(Samples):
     @torch.no_grad()
     def render(self, indices: Tensor) -> Tensor:
         """Generate the images of some samples."""
-        generator = torch.Generator()
-        width = self.prototypes.shape[1]
-        noise = [torch.randn(width, generator=generator.manual_seed(int(seed))) for seed in self.inputs[indices]]
-        latents = self.prototypes[self.labels[indices]] + self.deviation * torch.stack(noise)
-        images: Tensor = self.decoder.eval()(latents)
+        images: Tensor = self.decoder.eval()(self.latents(indices))
         return images.contiguous(memory_format=torch.channels_last)
+
+    def latents(self, indices: Tensor) -> Tensor:
+        """Draw the latents of some samples."""
+        generator = torch.Generator()
+        width, labels = self.prototypes.shape[1], self.labels[indices]
+        noise = [torch.randn(width, generator=generator.manual_seed(int(seed))) for seed in self.inputs[indices]]
+        return self.prototypes[labels] + self.deviation[labels] * torch.stack(noise)
 
 
 def generate(
@@ -57,7 +65,23 @@ def generate(
     per_class: int,
     generator: torch.Generator,
 ) -> SyntheticSamples:
-    """Return `per_class` synthetic samples of each class that has a prototype, out of `classes` classes."""
+    """Return `per_class` synthetic samples of each class that has a prototype, out of `classes` classes.
+
+    `deviation` is one vector for all classes, or one row per class.
+    """
     labels = prototypes.classes.repeat_interleave(per_class)
     seeds = torch.randint(2**62, (len(labels),), generator=generator)
-    return SyntheticSamples(seeds, labels, decoder, prototypes.dense(classes)[0], deviation)
+    centres = prototypes.dense(classes)[0]
+    return SyntheticSamples(seeds, labels, decoder, centres, deviation.expand_as(centres))
+
+
+def recalibrate_decoder(samples: SyntheticSamples, generator: torch.Generator) -> Weights:
+    """Recompute the BatchNorm statistics of the samples' decoder on their latents. Return its state dict.
+
+    The mean of the clients' statistics does not fit the latents: each client has seen its own classes only.
+    """
+    if len(samples):
+        indices = torch.randperm(len(samples), generator=generator)[:RECALIBRATION_SAMPLES]
+        latents = Rows(samples.latents(indices), samples.labels[indices])
+        recalibrate(samples.decoder, latents, RECALIBRATION_BATCH)
+    return weights_of(samples.decoder)

@@ -42,9 +42,22 @@ def kl_divergence(squared_distance: Tensor, sigma: Tensor) -> Tensor:
     return (squared_distance + variance_term) / 2
 
 
-def sum_of_class_means(values: Tensor, labels: Tensor) -> Tensor:
-    """Average the values of each class in the batch, and sum these means over classes."""
-    return (values / labels.bincount()[labels]).sum()
+def class_means(values: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean of the values of each class that the batch contains."""
+    counts = labels.bincount()
+    totals = torch.zeros(len(counts), dtype=values.dtype).index_add(0, labels, values)
+    return totals[counts > 0] / counts[counts > 0]
+
+
+@dataclass(frozen=True)
+class LossWeights:
+    """Weights of the terms of L_tc, and their reduction over pixels and classes. The defaults are the paper's."""
+
+    matching: float  # lambda
+    reconstruction: float = 1.0
+    alignment: float = 1.0
+    noise: float = 1.0  # standard deviation of the prior of v around its features
+    reduction: Literal["mean", "sum"] = "sum"
 
 
 @dataclass(frozen=True)
@@ -55,8 +68,7 @@ class VariationalBound:
     deviation: StandardDeviation
     prototypes: Tensor  # (classes, width)
     regularised: Tensor  # (classes,) bool: classes whose features are pulled to their prototype
-    matching: float  # lambda
-    reduction: Literal["mean_pixels", "sum", "mean_each"]
+    weights: LossWeights
     recompute: bool = False  # whether forward passes use activation checkpointing
 
     def decode(self, z: Tensor, sigma: Tensor, noise: torch.Generator) -> Tensor:
@@ -76,14 +88,12 @@ class VariationalBound:
         `z` are the features of the images `x`, `decoded` are the decoder's images x', and `re_encoded` are the
         features of x'. Without `re_encoded` the loss is L_e.
         """
-        c, regularised = self.prototypes[y], self.regularised[y]
-        pixels, width = x[0].numel(), z.shape[1]
+        c, regularised, weights = self.prototypes[y], self.regularised[y], self.weights
         reconstruction = (decoded - x).square().sum((1, 2, 3))  # |x' - x|^2 of Eq. 4
-        divergence = kl_divergence((z - c).square().sum(1) * regularised, sigma)  # Eq. 3
-        matching = torch.zeros_like(divergence)
+        distance = (z - c).square().sum(1) * regularised
+        divergence = kl_divergence(weights.alignment * distance, sigma / weights.noise)  # Eq. 3
+        total = weights.reconstruction * reconstruction + divergence
         if re_encoded is not None:
-            matching = (re_encoded - c).square().sum(1) * regularised  # Eq. 5
-        if self.reduction == "mean_each":
-            reconstruction, divergence, matching = reconstruction / pixels, divergence / width, matching / width
-        total = sum_of_class_means(reconstruction + divergence + self.matching * matching, y)  # Eq. 6
-        return total / pixels if self.reduction == "mean_pixels" else total
+            total = total + weights.matching * (re_encoded - c).square().sum(1) * regularised  # Eq. 5
+        by_class = class_means(total, y)  # Eq. 6
+        return by_class.sum() if weights.reduction == "sum" else by_class.mean() / x[0].numel()
