@@ -19,7 +19,15 @@ from tests.ui.browser import Browser
 import polyfed
 from polyfed.ui.server import Dashboard, open_dashboard
 
-SMALL: dict[str, Any] = {"rounds": 4, "clients": 3, "data": {"limit": 120}, "engine": {"name": "serial"}}
+NAMES = ["north", "south", "east"]
+SMALL: dict[str, Any] = {
+    "rounds": 4,
+    "clients": 3,
+    "names": NAMES,
+    "data": {"limit": 120},
+    "engine": {"name": "serial"},
+    "evaluate": {"features": True},
+}
 EVIL = "<img src=x onerror=window.hacked=1>"
 
 
@@ -31,10 +39,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Create three real runs, two broken ones, and one whose names contain markup."""
+    """Create four real runs, two broken ones, and one whose names contain markup."""
     root = tmp_path_factory.mktemp("ui") / "runs"
-    for name, method, lr in (("apple", "local", 0.01), ("pear", "fedproto", 0.01), ("plum", "local", 0.1)):
-        polyfed.run("quickstart", method=method, out=root / name, train={"lr": lr}, **SMALL)
+    for name, method, lr, seed in (
+        ("apple", "local", 0.01, 0),
+        ("pear", "fedproto", 0.01, 0),
+        ("pear-2", "fedproto", 0.01, 1),
+        ("plum", "local", 0.1, 0),
+    ):
+        polyfed.run("quickstart", method=method, out=root / name, train={"lr": lr}, seed=seed, **SMALL)
     spoiled = root / "spoiled"
     (spoiled / "yaml").mkdir(parents=True)
     (spoiled / "yaml" / "config.yaml").write_text("method: {name: [")
@@ -46,6 +59,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (evil / "result.json").unlink()
     config = (evil / "config.yaml").read_text().replace("name: fedproto", f"name: {EVIL}")
     (evil / "config.yaml").write_text(config)
+    clients = json.loads((evil / "clients.json").read_text())
+    clients["clients"][0]["name"] = EVIL[:40]
+    (evil / "clients.json").write_text(json.dumps(clients))
     failure = {"round": 1, "client": f"{EVIL}7", "steps": [f"{EVIL}step"], "kind": "error", "message": f"{EVIL}why"}
     with (evil / "events.jsonl").open("a") as events:
         for event in ({**failure, "event": "failure"}, {"message": f"{EVIL}end", "event": "failed"}):

@@ -37,16 +37,16 @@ def watch_and_stop(browser: Browser, address: str, folder: Path, screenshots: Pa
             rounds = browser.wait(f"{LINE} >= 2 && {LINE}")
             browser.wait(f"{LINE} > {rounds}")
             browser.wait("document.querySelector('#detail .facts').innerText.includes('left')")
-            browser.click(".stop button")
+            browser.click(".action button")
             browser.wait("document.activeElement.textContent === 'Yes, stop'")
             browser.screenshot(screenshots / "live.png")
             browser.press("Enter")
-            browser.wait("document.querySelector('.stop').innerText.includes('Stop requested')")
+            browser.wait("document.querySelector('.action').innerText.includes('Stop requested')")
             assert process.wait(timeout=60) == 130
         finally:
             process.kill()
     browser.wait("document.querySelector('#detail .badge').textContent.includes('stopped')")
-    assert browser.js("document.querySelector('.stop').textContent") == ""
+    assert browser.js("document.querySelector('.action').textContent") == ""
     assert browser.js("window.before") == 1  # the page was not reloaded
     last, _, damaged = Checkpoints(folder / "checkpoint").load_latest()
     events = RunFolder(folder).events()

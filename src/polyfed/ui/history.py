@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ class History:
         self._rest = b""
         self.generation = 0  # increases whenever rounds that were sent to a page become invalid
         self.rounds: list[dict[str, Any]] = []
+        self._bytes: list[dict[str, Mapping[str, int]]] = []  # of each round: up and down by field, and overhead
         self.notes: list[dict[str, Any]] = []
         self.clients: dict[str, list[float | None]] = {}
 
@@ -52,7 +54,17 @@ class History:
             "rounds": self.rounds[known:],
             "notes": self.notes,
             "clients": self.clients,
+            "fields": self.bytes_by_field(),
         }
+
+    def bytes_by_field(self) -> dict[str, dict[str, int]]:
+        """Return the sum over all rounds of the bytes of each field, up and down, and of the message encoding."""
+        totals: dict[str, dict[str, int]] = {"up": {}, "down": {}, "overhead": {}}
+        for one in self._bytes:
+            for way, counts in one.items():
+                for name, count in counts.items():
+                    totals[way][name] = totals[way].get(name, 0) + count
+        return totals
 
     def totals(self) -> dict[str, Any]:
         """Return the best accuracies and the sums over all rounds, for the list of runs."""
@@ -90,6 +102,7 @@ class History:
         if record.round <= len(self.rounds):
             self._truncate(max(0, record.round - 1))  # repeated after a resume
         self.rounds.append(_plotted(record))
+        self._bytes.append({"up": record.up, "down": record.down, "overhead": record.overhead})
         if record.accuracy:
             by_client = {kind: list(one.by_client) for kind, one in record.accuracy.items()}
             self.clients = {kind: by_client.get(kind, []) for kind in KINDS}
@@ -100,6 +113,7 @@ class History:
     def _truncate(self, count: int) -> None:
         """Keep the first `count` rounds."""
         self.rounds = self.rounds[:count]
+        self._bytes = self._bytes[:count]
         self.generation += 1
 
 
@@ -113,5 +127,6 @@ def _plotted(record: RoundRecord) -> dict[str, Any]:
         "up": record.upload_bytes,
         "down": record.download_bytes,
         "seconds": record.seconds.get("total"),
+        **{part: record.seconds.get(part) for part in ("train", "evaluate", "server")},
         "failures": len(record.failures),
     }

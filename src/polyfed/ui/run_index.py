@@ -9,12 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from polyfed.comparison.runs import NOT_COMPARED
 from polyfed.errors import InputError, RunError
 from polyfed.runs import lock_owner
 from polyfed.runs.config_text import flatten, format_value
 from polyfed.runs.discovery import ANY_RUN_FILE, find_run_folders
 from polyfed.runs.folder import RunFolder
 from polyfed.ui.history import History
+from polyfed.ui.run_details import project_features, run_details
 from polyfed.ui.run_summary import (
     FileStamps,
     RunSnapshot,
@@ -28,6 +30,7 @@ from polyfed.ui.run_summary import (
 
 MIN_INTERVAL = 0.5  # seconds between two scans of the folder
 MAX_HISTORIES = 64  # in memory
+MAX_DETAILS = 8  # in memory
 TIME_BUDGET = 0.3  # seconds per scan: files that are not read by then are read by the next scan
 MAX_DEPTH = 8  # of folders
 
@@ -46,6 +49,8 @@ class RunIndex:
         self._first = self._revision = time.time_ns() // 1_000_000
         self._revisions: dict[str, int] = {}  # last change of every run, including removed ones
         self._histories: OrderedDict[str, History] = OrderedDict()
+        self._details: OrderedDict[str, tuple[FileStamps, dict[str, Any]]] = OrderedDict()
+        self._details_lock = threading.Lock()
         self._stop_requests: set[tuple[str, int, lock_owner.LockOwner]] = set()  # run, time of its lock, owner
 
     def changes(self, since: int) -> dict[str, Any]:
@@ -71,12 +76,38 @@ class RunIndex:
             return {"id": run_id, **self._history(run_id).since(generation, count)}
 
     def config(self, run_id: str) -> dict[str, Any]:
-        """Return every setting of a run by dotted key, as text, or an error message if they cannot be read."""
+        """Return every setting of a run by dotted key, as text, or an error message if they cannot be read.
+
+        `repeated` are the top-level keys that differ between repetitions of an experiment.
+        """
         folder = self._folder(run_id)
         try:
-            return {"settings": {key: format_value(value) for key, value in flatten(read_config(folder.config_file))}}
+            settings = {key: format_value(value) for key, value in flatten(read_config(folder.config_file))}
+            return {"settings": settings, "repeated": sorted(NOT_COMPARED)}
         except (ValueError, RecursionError) as error:
             return {"error": str(error)}
+
+    def details(self, run_id: str) -> dict[str, Any]:
+        """Return clients, data partition and uploads of a run, or an error message if its files are damaged."""
+        folder = self._folder(run_id)
+        stamps = file_stamps(str(folder.path))
+        with self._details_lock:  # several pages may ask for the same run
+            known = self._details.pop(run_id, None)
+            if known is None or known[0] != stamps:
+                try:
+                    known = stamps, run_details(folder.path)
+                except InputError as error:
+                    known = stamps, {"error": str(error)}
+            self._details[run_id] = known
+            while len(self._details) > MAX_DETAILS:
+                self._details.popitem(last=False)
+            return known[1]
+
+    def embedding(self, run_id: str, number: int, projection: str) -> dict[str, Any]:
+        """Return the features of a round as points in the unit square."""
+        folder = self._folder(run_id)
+        with self._details_lock:  # a t-SNE takes seconds: compute one at a time
+            return {"points": project_features(folder.path, number, projection)}
 
     def stop(self, run_id: str) -> None:
         """Ask a run to stop after its round. Send one signal only: a second one would interrupt the round."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from polyfed.comparison.palette import method_style
 from polyfed.runs import lock_owner
 from polyfed.runs.config_text import read_yaml
 from polyfed.runs.folder import RunFolder
@@ -50,7 +51,9 @@ class RunSummary:
     stoppable: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        return {field.name.rstrip("_"): getattr(self, field.name) for field in fields(self)}
+        colour, dashes = method_style(self.method)
+        values = {field.name.rstrip("_"): getattr(self, field.name) for field in fields(self)}
+        return {**values, "colour": colour, "dashes": dashes}
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from polyfed.comparison.palette import DARK, LIGHT
 from polyfed.errors import InputError, PolyfedError
 from polyfed.ui.access_guard import AccessGuard
 from polyfed.ui.run_index import RunIndex
@@ -66,6 +67,7 @@ def application(runs: RunIndex, guard: AccessGuard) -> Starlette:
     """Create the web application."""
     page = (STATIC / "index.html").read_text().replace("TOKEN", guard.token)
     files = {path.name: path.read_bytes() for path in STATIC.iterdir() if path.suffix in MEDIA_TYPES}
+    files["palette.css"] = palette_css().encode()
 
     def index(request: Request) -> Response:
         return Response(page, media_type="text/html")
@@ -91,6 +93,13 @@ def application(runs: RunIndex, guard: AccessGuard) -> Starlette:
     def config(request: Request) -> Response:
         return json_response(runs.config(request.query_params.get("id", "")))
 
+    def details(request: Request) -> Response:
+        return json_response(runs.details(request.query_params.get("id", "")))
+
+    def embedding(request: Request) -> Response:
+        name, projection = (request.query_params.get(key, "") for key in ("id", "projection"))
+        return json_response(runs.embedding(name, _count(request.query_params.get("round", "")), projection))
+
     async def stop(request: Request) -> Response:
         body = await _body(request)
         await run_in_threadpool(runs.stop, str(body.get("id", "")))
@@ -103,11 +112,22 @@ def application(runs: RunIndex, guard: AccessGuard) -> Starlette:
             Route("/api/runs", changes),
             Route("/api/rounds", rounds),
             Route("/api/config", config),
+            Route("/api/details", details),
+            Route("/api/embedding", embedding),
             Route("/api/stop", stop, methods=["POST"]),
         ],
         middleware=[Middleware(BaseHTTPMiddleware, dispatch=guard)],
         exception_handlers={PolyfedError: _error},
     )
+
+
+def palette_css() -> str:
+    """Return the style sheet with the colours of methods: `c0`, `c1` and so on."""
+    light, dark = (
+        "".join(f"--c{index}:{colour};" for index, colour in enumerate(colours)) for colours in (LIGHT, DARK)
+    )
+    classes = "".join(f".c{index}{{color:var(--c{index})}}\n" for index in range(len(LIGHT)))
+    return f":root{{{light}}}\n@media(prefers-color-scheme:dark){{:root{{{dark}}}}}\n{classes}"
 
 
 def json_response(content: Any, status: int = 200) -> Response:

@@ -1,30 +1,50 @@
 // The page: polls the server about once a second and shows what changed. The opened and selected runs are in the URL.
 
-import { List } from "./list.js";
-import { Detail, Overlay } from "./panels.js";
+import { Comparison } from "./compare.js";
+import { Detail } from "./detail.js";
 import { STATES, el } from "./format.js";
+import { List } from "./list.js";
+import { Split } from "./split.js";
 
 const INTERVAL = 800; // milliseconds between two requests
-const MAX_SELECTED = 20; // runs in one comparison
+const DETAILS_INTERVAL = 4000; // milliseconds between two requests for the details of a run that changes
+const MAX_SELECTED = 50; // runs in one comparison
 const token = document.querySelector("meta[name=polyfed-token]").content;
 const runs = new Map(); // id to summary
 const histories = new Map(); // id to {generation, rounds, notes, clients, summary that they belong to}
 const configs = new Map();
-const selected = new Map(); // id to the index of its colour
+const details = new Map(); // id to {content, summary that it belongs to, time}
+const selected = new Set();
 let opened = null;
+let view = "overview";
 let revision = 0;
 
 const list = new List({
-  open: (id) => navigate(id, selected.keys()),
-  select: (id, on) => navigate(opened, on ? [...selected.keys(), id].slice(-MAX_SELECTED) : [...selected.keys()].filter((each) => each !== id)),
+  open: (id) => navigate({ open: id }),
+  select: (ids, on) => navigate({ pick: on ? [...new Set([...selected, ...ids])].slice(-MAX_SELECTED) : [...selected].filter((id) => !ids.includes(id)) }),
 });
-const detail = new Detail({ close, stop });
-const overlay = new Overlay({ drop: (id) => navigate(opened, [...selected.keys()].filter((each) => each !== id)) });
+const detail = new Detail({
+  close,
+  act,
+  select: (key) => navigate({ view: key }),
+  embedding: (id, round, projection) => request(`/api/embedding?${new URLSearchParams({ id, round, projection })}`),
+  allowed: (run) => (token && run.stoppable ? "stop" : null),
+});
+const comparison = new Comparison({
+  drop: (ids) => navigate({ pick: [...selected].filter((id) => !ids.includes(id)) }),
+  clear: () => {
+    navigate({ pick: [] });
+    document.querySelector("#filter").focus();
+  },
+});
+new Split(document.querySelector("#split"), document.querySelector("main"));
 
-function navigate(open, ids) {
+/** Change what is opened, selected and viewed, as a new entry of the browser's history. */
+function navigate({ open = opened, pick = [...selected], view: shown = view }) {
   const address = new URLSearchParams();
   if (open !== null) address.set("open", open);
-  for (const id of ids) address.append("pick", id);
+  if (open !== null && shown !== "overview") address.set("view", shown);
+  for (const id of pick) address.append("pick", id);
   const before = opened;
   history.pushState(null, "", `#${address}`);
   applyUrl();
@@ -33,30 +53,26 @@ function navigate(open, ids) {
 
 function close() {
   const last = opened;
-  navigate(null, selected.keys());
+  navigate({ open: null });
   list.focus(last);
 }
 
 function applyUrl() {
   const address = new URLSearchParams(location.hash.slice(1));
   opened = address.get("open");
-  const ids = address.getAll("pick").slice(-MAX_SELECTED);
-  for (const id of [...selected.keys()]) if (!ids.includes(id)) selected.delete(id);
-  for (const id of ids) {
-    // a run keeps its colour while others are added and removed
-    if (!selected.has(id)) selected.set(id, [...Array(MAX_SELECTED).keys()].find((at) => ![...selected.values()].includes(at)));
-  }
-  detail.open(opened);
+  view = address.get("view") ?? "overview";
+  selected.clear();
+  for (const id of address.getAll("pick").slice(-MAX_SELECTED)) selected.add(id);
+  detail.open(opened, view);
   draw();
-  updateHistories();
+  updateShown();
 }
 
 function draw() {
   list.mark(opened, selected);
-  document.querySelector("#clear").hidden = selected.size === 0;
   document.querySelector("main").classList.toggle("with-panels", opened !== null || selected.size > 0);
-  if (opened !== null) detail.show(runs.get(opened), histories.get(opened), configs.get(opened));
-  overlay.show(selected, runs, histories, (id) => configs.get(id));
+  if (opened !== null) detail.show(runs.get(opened), histories.get(opened), configs.get(opened), details.get(opened)?.content);
+  comparison.show(selected, runs, histories, (id) => configs.get(id));
 }
 
 async function request(path, options = {}) {
@@ -79,13 +95,13 @@ async function refresh() {
   const changed = revision !== answer.revision;
   revision = answer.revision;
   if (changed) draw();
-  await updateHistories();
+  await updateShown();
   return answer.more;
 }
 
-/** Fetch the new rounds of opened and selected runs, and the configs that are needed. */
-async function updateHistories() {
-  const shown = [...new Set([...(opened === null ? [] : [opened]), ...selected.keys()])].filter((id) => runs.has(id));
+/** Fetch the new rounds of opened and selected runs, and the configs and details that are needed. */
+async function updateShown() {
+  const shown = [...new Set([...(opened === null ? [] : [opened]), ...selected])].filter((id) => runs.has(id));
   const outdated = shown.filter((id) => histories.get(id)?.summary !== runs.get(id));
   if (outdated.length) {
     const query = new URLSearchParams();
@@ -104,12 +120,25 @@ async function updateHistories() {
   const unread = shown.filter((id) => !configs.has(id));
   await Promise.all(unread.map(async (id) => configs.set(id, await request(`/api/config?${new URLSearchParams({ id })}`))));
   if (outdated.length || unread.length) draw();
+  await updateDetails();
 }
 
-async function stop(id) {
+/** Fetch the details of the opened run, unless they are new enough. */
+async function updateDetails() {
+  const id = opened;
+  const summary = runs.get(id);
+  const known = details.get(id);
+  if (!summary || known?.summary === summary || performance.now() - (known?.time ?? -Infinity) < DETAILS_INTERVAL) return;
+  details.set(id, { content: known?.content, summary, time: performance.now() });
+  details.get(id).content = await request(`/api/details?${new URLSearchParams({ id })}`);
+  if (id === opened) draw();
+}
+
+/** Stop a run. Return an error message or null. */
+async function act(action, id) {
   const headers = { "content-type": "application/json", "x-polyfed-token": token };
   try {
-    return (await request("/api/stop", { method: "POST", headers, body: JSON.stringify({ id }) })).error ?? null;
+    return (await request(`/api/${action}`, { method: "POST", headers, body: JSON.stringify({ id }) })).error ?? null;
   } catch {
     return "The dashboard server does not respond.";
   }
@@ -143,10 +172,6 @@ document.addEventListener("keydown", (event) => {
     filter.value = "";
     list.sortAndFilter();
   } else if (event.key === "Escape" && opened !== null) close();
-});
-document.querySelector("#clear").addEventListener("click", () => {
-  navigate(opened, []);
-  document.querySelector("#filter").focus();
 });
 document.querySelector("#state").append(...Object.keys(STATES).map((state) => el("option", { value: state }, state)));
 addEventListener("popstate", applyUrl);

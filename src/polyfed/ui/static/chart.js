@@ -1,6 +1,6 @@
 // Line charts as SVG, with round tick values and a readout for the pointer and the arrow keys.
 
-import { el, svg } from "./format.js";
+import { el, lineKey, svg } from "./format.js";
 
 const HEIGHT = 220;
 const MARGIN = { top: 10, right: 14, bottom: 34, left: 58 };
@@ -20,12 +20,13 @@ function ticks(low, high, step) {
 }
 
 /**
- * A chart whose lines can be replaced. `lines` are {name, at, points: [[x, y or null], ...]}, where `at` is the index of
- * a colour. `x` and `y` are {label, text: number -> string, low, high}; `integer` restricts the ticks of x to integers.
+ * A chart whose lines can be replaced. `lines` are {name, colour, dashes, points: [[x, y or null, deviation], ...]}; a
+ * deviation is drawn as a band. `x` and `y` are {label, text: number -> string, low, high}; `integer` restricts the ticks
+ * of x to integers, and `bounds` are the values that a band cannot exceed.
  */
 export class Chart {
-  constructor(title) {
-    this.title = title;
+  constructor(title, { legend = true } = {}) {
+    Object.assign(this, { title, legend });
     this.svg = svg("svg", { class: "chart", role: "img", tabindex: "0" });
     this.readout = el("p", { className: "readout", "aria-live": "polite" });
     this.caption = el("figcaption", {}, title);
@@ -40,12 +41,12 @@ export class Chart {
   }
 
   set(lines, x, y) {
-    const same = JSON.stringify([lines, x.label, y.label]);
+    const same = JSON.stringify([this.title, lines, x.label, y.label]);
     if (same === this.drawn) return;
     this.drawn = same;
     Object.assign(this, { lines, x, y });
-    const keys = lines.map(({ name, at }) => el("span", { className: `key s${at % 8}` }, name));
-    this.caption.replaceChildren(this.title ?? y.label, ...(this.title && lines.length > 1 ? keys : []));
+    const keys = lines.map((line) => lineKey(line.name, line));
+    this.caption.replaceChildren(el("strong", {}, this.title), ...(this.legend && lines.length > 1 ? keys : []));
     this.draw();
   }
 
@@ -53,6 +54,7 @@ export class Chart {
     const width = Math.floor(this.element.clientWidth);
     if (!this.x || width < 80) return;
     const all = this.lines.flatMap((line) => line.points.filter(([, value]) => value !== null));
+    const reach = all.flatMap(([, value, deviation]) => [this.bounded(value - (deviation ?? 0)), this.bounded(value + (deviation ?? 0))]);
     this.svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
     this.svg.setAttribute("height", HEIGHT);
     this.svg.setAttribute("aria-label", this.description());
@@ -63,11 +65,12 @@ export class Chart {
       return;
     }
     const [lowX, highX] = extent(all.map(([a]) => a), this.x);
-    const [lowY, highY, stepY] = rounded(...extent(all.map(([, b]) => b), this.y), this.y);
+    const [lowY, highY, stepY] = rounded(...extent(reach, this.y), this.y);
     const inner = { wide: width - MARGIN.left - MARGIN.right, high: HEIGHT - MARGIN.top - MARGIN.bottom };
     this.toX = (value) => MARGIN.left + ((value - lowX) / (highX - lowX)) * inner.wide;
     this.toY = (value) => MARGIN.top + (1 - (value - lowY) / (highY - lowY)) * inner.high;
     this.axes(width, inner, [lowX, highX], [lowY, highY, stepY]);
+    for (const line of this.lines) this.band(line);
     for (const line of this.lines) this.line(line);
     this.cross = svg("line", { class: "cross", y1: MARGIN.top, y2: MARGIN.top + inner.high, visibility: "hidden" });
     this.svg.append(this.cross);
@@ -98,29 +101,44 @@ export class Chart {
     );
   }
 
-  line({ points, at }) {
-    let path = "";
-    let pen = "M";
+  bounded(value) {
+    const [low, high] = this.y.bounds ?? [-Infinity, Infinity];
+    return Math.min(high, Math.max(low, value));
+  }
+
+  band({ points, colour }) {
+    const wide = points.filter(([, value, deviation]) => value !== null && deviation);
+    if (wide.length < 2) return;
+    const place = (x, y) => `${this.toX(x).toFixed(1)} ${this.toY(this.bounded(y)).toFixed(1)}`;
+    const upper = wide.map(([x, y, deviation]) => place(x, y + deviation));
+    const lower = wide.map(([x, y, deviation]) => place(x, y - deviation)).reverse();
+    this.svg.append(svg("path", { class: `band c${colour}`, d: `M${[...upper, ...lower].join("L")}Z` }));
+  }
+
+  line({ points, colour, dashes, thin }) {
+    // a round without a measurement is left out: the line continues at the next one
     const measured = points.filter(([, value]) => value !== null);
-    for (const [a, b] of points) {
-      if (b === null) continue; // a round without a measurement: the line continues at the next one
-      path += `${pen}${this.toX(a).toFixed(1)} ${this.toY(b).toFixed(1)}`;
-      pen = "L";
+    const path = measured.map(([x, y]) => `${this.toX(x).toFixed(1)} ${this.toY(y).toFixed(1)}`).join("L");
+    this.svg.append(svg("path", { class: `line c${colour} d${dashes}${thin ? " thin" : ""}`, d: path ? `M${path}` : "M0 0" }));
+    const dots = measured.length <= 30 && !thin ? measured : measured.slice(-1);
+    for (const [x, y] of dots) {
+      this.svg.append(svg("circle", { class: `dot c${colour}`, cx: this.toX(x), cy: this.toY(y), r: 2.5 }));
     }
-    this.svg.append(svg("path", { class: `line s${at % 8}`, d: path || "M0 0" }));
-    const dots = measured.length <= 30 ? measured : measured.slice(-1);
-    for (const [a, b] of dots) {
-      this.svg.append(svg("circle", { class: `dot s${at % 8}`, cx: this.toX(a), cy: this.toY(b), r: 2.5 }));
-    }
+  }
+
+  /** Format a value with its standard deviation. */
+  value([, value, deviation]) {
+    const text = this.y.precise ?? this.y.text;
+    return deviation ? `${text(value)} ± ${text(deviation)}` : text(value);
   }
 
   /** Describe the chart for screen readers. */
   description() {
     const each = this.lines.map(({ name, points }) => {
       const last = points.filter(([, value]) => value !== null).at(-1);
-      return last ? `${name}: ${this.y.text(last[1])} at ${this.x.label} ${this.x.text(last[0])}` : `${name}: no data`;
+      return last ? `${name}: ${this.value(last)} at ${this.x.label} ${this.x.text(last[0])}` : `${name}: no data`;
     });
-    return `${this.title ?? this.y.label} by ${this.x.label}. ${each.join("; ")}. Left and right arrow keys read values.`;
+    return `${this.title} by ${this.x.label}. ${each.join("; ")}. Left and right arrow keys read values.`;
   }
 
   point(clientX) {
@@ -153,9 +171,9 @@ export class Chart {
     this.cross.setAttribute("x1", this.toX(position));
     this.cross.setAttribute("x2", this.toX(position));
     const parts = [el("b", {}, `${this.x.label} ${this.x.text(position)}`)];
-    for (const { name, at, points } of this.lines) {
-      const point = points.find(([a, b]) => a === position && b !== null);
-      if (point) parts.push(el("span", { className: `key s${at % 8}` }, `${name} ${this.y.text(point[1])}`));
+    for (const line of this.lines) {
+      const point = line.points.find(([a, b]) => a === position && b !== null);
+      if (point) parts.push(lineKey(`${line.name} ${this.value(point)}`, line));
     }
     this.readout.replaceChildren(...parts);
   }
@@ -172,23 +190,4 @@ function extent(values, { low, high }) {
 function rounded(low, high, { binary }) {
   const step = tickDistance(low, high, 4, binary);
   return [Math.floor(low / step + 1e-9) * step, Math.ceil(high / step - 1e-9) * step, step];
-}
-
-/** Bar chart of the accuracies of clients, sorted. */
-export function bars(title, values) {
-  const measured = values.map((value, client) => [value, client]).filter(([value]) => value !== null);
-  measured.sort((a, b) => b[0] - a[0] || a[1] - b[1]);
-  const wide = 600;
-  const step = wide / Math.max(1, measured.length);
-  const description = measured.length
-    ? `${title}: best ${(100 * measured[0][0]).toFixed(1)} % (client ${measured[0][1]}), ` +
-      `worst ${(100 * measured.at(-1)[0]).toFixed(1)} % (client ${measured.at(-1)[1]}), ${measured.length} clients`
-    : `${title}: no data yet`;
-  const chart = svg("svg", { class: "bars", viewBox: `0 0 ${wide} 100`, preserveAspectRatio: "none", role: "img", "aria-label": description });
-  measured.forEach(([value, client], k) => {
-    const bar = svg("rect", { x: k * step + step * 0.1, width: step * 0.8, y: 100 - 100 * value, height: 100 * value });
-    bar.append(svg("title", {}, `client ${client}: ${(100 * value).toFixed(1)} %`));
-    chart.append(bar);
-  });
-  return el("figure", {}, el("figcaption", {}, description), chart);
 }

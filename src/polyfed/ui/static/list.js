@@ -1,23 +1,23 @@
 // The table of runs: sorted and filtered. Only rows that changed are updated.
 
-import { age, badge, el, percent, size } from "./format.js";
+import { STATES, age, badge, breakable, el, lineKey, percent, size } from "./format.js";
 
 const COLUMNS = [
   { key: "state", label: "State", cell: (run) => badge(run.state, run.reason) },
   { key: "id", label: "Run", cell: null },
-  { key: "method", label: "Method" },
-  { key: "data", label: "Data" },
+  { key: "method", label: "Method", cell: (run) => (run.method ? lineKey(run.method, run) : "–") },
+  { key: "data", label: "Data", secondary: true },
   { key: "seed", label: "Seed", right: true, secondary: true },
   { key: "done", label: "Round", right: true, text: (run) => (run.rounds === null ? "–" : `${run.done}/${run.rounds}`) },
+  { key: "global", label: "Global", right: true, text: (run) => percent(run.global) },
   { key: "personal", label: "Personal", right: true, text: (run) => percent(run.personal) },
-  { key: "global", label: "Global", right: true, secondary: true, text: (run) => percent(run.global) },
   { key: "up", label: "Up", right: true, secondary: true, text: (run) => size(run.up) },
   { key: "down", label: "Down", right: true, secondary: true, text: (run) => size(run.down) },
   { key: "changed", label: "Age", right: true },
 ];
 
 export class List {
-  /** `open(id)` and `select(id, on)` are called when the user opens or selects a run. */
+  /** `open(id)` and `select(ids, on)` are called when the user opens or selects runs. */
   constructor({ open, select }) {
     this.callbacks = { open, select };
     this.rows = new Map();
@@ -33,7 +33,9 @@ export class List {
 
   head() {
     const row = document.querySelector("#runs thead tr");
-    row.append(el("th", { scope: "col" }, el("span", { className: "visually-hidden" }, "Selected")));
+    this.all = el("input", { type: "checkbox", "aria-label": "Select all runs that are shown" });
+    this.all.addEventListener("change", () => this.callbacks.select(this.shown().map(({ id }) => id), this.all.checked));
+    row.append(el("th", { scope: "col" }, this.all));
     for (const { key, label, right, secondary } of COLUMNS) {
       const button = el("button", { type: "button" }, label);
       button.addEventListener("click", () => {
@@ -63,8 +65,8 @@ export class List {
 
   add(id) {
     const box = el("input", { type: "checkbox", "aria-label": `Select ${id}` });
-    box.addEventListener("change", () => this.callbacks.select(id, box.checked));
-    const link = el("a", { href: `#${new URLSearchParams({ open: id })}` }, id);
+    box.addEventListener("change", () => this.callbacks.select([id], box.checked));
+    const link = el("a", { href: `#${new URLSearchParams({ open: id })}` }, ...breakable(id));
     link.addEventListener("click", (event) => {
       if (event.ctrlKey || event.metaKey || event.shiftKey) return;
       event.preventDefault();
@@ -90,7 +92,7 @@ export class List {
       if (cell) cells[k].replaceChildren(cell(run));
       else cells[k].textContent = text ? text(run) : (run[key] ?? "–");
     });
-    cells[1].dataset.method = run.method; // shown below the name on narrow screens
+    cells[1].dataset.note = `${STATES[run.state] ?? ""} ${run.state}${run.method ? `, ${run.method}` : ""}`; // below the name if the table is narrow
     const reason = cells[1].querySelector("small");
     if (run.reason && run.state === "broken") {
       if (reason) reason.textContent = run.reason;
@@ -137,6 +139,7 @@ export class List {
       else cell.removeAttribute("aria-sort");
     }
     this.count(shown);
+    this.markAll();
   }
 
   count(shown) {
@@ -157,6 +160,18 @@ export class List {
       else row.link.removeAttribute("aria-current");
       row.box.checked = selected.has(row.id);
     }
+    this.markAll();
+  }
+
+  shown() {
+    return [...this.rows.values()].filter(({ line }) => !line.hidden);
+  }
+
+  markAll() {
+    const shown = this.shown();
+    const count = shown.filter(({ box }) => box.checked).length;
+    this.all.checked = count > 0 && count === shown.length;
+    this.all.indeterminate = count > 0 && count < shown.length;
   }
 
   focus(id) {
