@@ -26,7 +26,7 @@ SMALL: dict[str, Any] = {
     "names": NAMES,
     "data": {"limit": 120},
     "engine": {"name": "serial"},
-    "evaluate": {"features": True},
+    "evaluate": {"features": True, "metrics": ["macro_f1", "confusion"]},
 }
 EVIL = "<img src=x onerror=window.hacked=1>"
 

@@ -142,15 +142,31 @@ def test_views_show_what_the_run_folder_holds(browser: Browser, address: str, ru
     details_of(browser, "pear", "uploads")
     browser.wait("document.querySelectorAll('#view-uploads table').length === 2")
     first = cells(browser, "#view-uploads")
-    assert first[0][0] == "prototypes" and first[0][5] == "none" and {line[0] for line in first[1:]} == set(NAMES)
+    assert first[0][0] == "prototypes" and first[0][5] == "none" and [line[0] for line in first[-3:]] == NAMES
     details_of(browser, "pear", "embedding")
     browser.wait("document.querySelectorAll('.scatter circle').length > 50")
     many = browser.js("document.querySelectorAll('.scatter circle.off').length")
     browser.click("#view-embedding .keys button")
     assert many == 0 and browser.js("document.querySelectorAll('.scatter circle.off').length") > 0
     assert browser.js("document.activeElement.ariaPressed") == "true"
+    details_of(browser, "pear", "metrics")
+    browser.wait("document.querySelectorAll('#view-metrics table').length === 2")
+    offered = browser.js("[...document.querySelectorAll('#view-metrics option')].map((option) => option.value)")
+    assert {"worst_decile", "macro_f1"} <= set(offered)
+    choose = "document.querySelector('#view-metrics select')"
+    browser.js(f"{choose}.value = 'macro_f1'; {choose}.dispatchEvent(new Event('change'))")
+    head = browser.js(
+        "[...document.querySelectorAll('#view-metrics thead tr:first-child th')].map((h) => h.innerText)"
+    )
+    shown = cells(browser, "#view-metrics")
+    metric = result["metrics"]["global"]["macro_f1"]
+    at = head.index("global")
+    assert [line[at] for line in shown[:4]] == [f"{100 * v:.1f} %" for v in [*metric["by_client"], metric["final"]]]
+    kind = browser.js("document.querySelectorAll('#view-metrics select')[1].value")
+    matrix = result["metrics"][kind]["confusion"]
+    assert shown[4] == ["0", *(str(count or "") for count in matrix[0])]
     details_of(browser, "apple", "uploads")
-    browser.wait("document.querySelector('#view-uploads').innerText.includes('No client has uploaded')")
+    browser.wait("document.querySelector('#view-uploads').innerText.includes('evaluation')")
 
 
 def test_keyboard_navigation(browser: Browser, address: str, screenshots: Path) -> None:

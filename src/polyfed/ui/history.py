@@ -25,12 +25,13 @@ class History:
         self._bytes: list[dict[str, Mapping[str, int]]] = []  # of each round: up and down by field, and overhead
         self.notes: list[dict[str, Any]] = []
         self.clients: dict[str, list[float | None]] = {}
+        self.evaluated: RoundRecord | None = None  # the last round with metrics
 
     def update(self) -> None:
         """Read the events that were appended."""
         try:
             if self._file.stat().st_size < self._offset:  # another run in the same folder
-                self._offset, self._rest, self.notes, self.clients = 0, b"", [], {}
+                self._offset, self._rest, self.notes, self.clients, self.evaluated = 0, b"", [], {}, None
                 self._truncate(0)
             with self._file.open("rb") as file:
                 file.seek(self._offset)
@@ -65,6 +66,17 @@ class History:
                 for name, count in counts.items():
                     totals[way][name] = totals[way].get(name, 0) + count
         return totals
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the metrics of the clients and the confusion matrices of the last round that has them."""
+        last = self.evaluated
+        if last is None:
+            return {"round": None, "kinds": {}, "confusion": {}}
+        kinds = {
+            kind: {name: {"value": one.value, "by_client": list(one.by_client)} for name, one in by_name.items()}
+            for kind, by_name in last.metrics.items()
+        }
+        return {"round": last.round, "kinds": kinds, "confusion": dict(last.confusion)}
 
     def totals(self) -> dict[str, Any]:
         """Return the best accuracies and the sums over all rounds, for the list of runs."""
@@ -106,6 +118,8 @@ class History:
         if record.accuracy:
             by_client = {kind: list(one.by_client) for kind, one in record.accuracy.items()}
             self.clients = {kind: by_client.get(kind, []) for kind in KINDS}
+        if record.metrics:
+            self.evaluated = record
 
     def _note(self, event: dict[str, Any], text: str) -> None:
         self.notes = [*self.notes[1 - MAX_NOTES :], {"time": finite(event.get("time")), "text": text[:1000]}]
@@ -129,4 +143,5 @@ def _plotted(record: RoundRecord) -> dict[str, Any]:
         "seconds": record.seconds.get("total"),
         **{part: record.seconds.get(part) for part in ("train", "evaluate", "server")},
         "failures": len(record.failures),
+        "metrics": {kind: {name: one.value for name, one in by.items()} for kind, by in record.metrics.items()},
     }

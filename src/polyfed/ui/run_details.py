@@ -1,4 +1,4 @@
-"""Details of one run that the page reads on demand: clients, data partition, uploads, and projections of features."""
+"""Details of one run that the page reads on demand: clients, data partition, uploads, projections of features."""
 
 from __future__ import annotations
 
@@ -49,7 +49,6 @@ def run_details(folder: Path) -> dict[str, Any]:
         "upload_clients": [_uploads_of(record, name) for name in names],
         "privacy": describe_privacy_cost(record.privacy, names) if isinstance(record.privacy, dict) else [],
         "features": [number for number, _ in record.artifacts("features")],
-        "metrics": [],
     }
 
 

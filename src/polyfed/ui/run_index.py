@@ -88,7 +88,7 @@ class RunIndex:
             return {"error": str(error)}
 
     def details(self, run_id: str) -> dict[str, Any]:
-        """Return clients, data partition and uploads of a run, or an error message if its files are damaged."""
+        """Return clients, data partition, uploads and metrics of a run, or an error message if files are damaged."""
         folder = self._folder(run_id)
         stamps = file_stamps(str(folder.path))
         with self._details_lock:  # several pages may ask for the same run
@@ -101,7 +101,8 @@ class RunIndex:
             self._details[run_id] = known
             while len(self._details) > MAX_DETAILS:
                 self._details.popitem(last=False)
-            return known[1]
+        with self._lock:
+            return {**known[1], "metrics": self._history(run_id).metrics()}
 
     def embedding(self, run_id: str, number: int, projection: str) -> dict[str, Any]:
         """Return the features of a round as points in the unit square."""

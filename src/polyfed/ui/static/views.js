@@ -281,14 +281,74 @@ export class EmbeddingView extends DetailsView {
   }
 }
 
+const METRICS = {
+  worst_decile: "accuracy of worst 10 % of clients", balanced_accuracy: "balanced accuracy", macro_f1: "macro F1", auroc: "AUROC",
+  log_loss: "log loss", calibration_error: "calibration error",
+};
+const metricText = (name) => (["log_loss", "calibration_error"].includes(name) ? plain : percent);
+
 export class MetricsView extends DetailsView {
-  select({ metrics }) {
-    return { metrics };
+  constructor() {
+    super();
+    this.metric = picker("Metric", []);
+    this.matrix = picker("Test set", []);
+    this.chart = new Chart("");
+    this.values = scrollable("Metrics by client");
+    this.confusion = el("div");
+    this.content = el("div", {}, el("div", { className: "tools" }, this.metric.label), this.chart.element, this.values, this.confusion);
+    for (const { select } of [this.metric, this.matrix]) select.addEventListener("change", () => this.render(this.latest));
   }
 
-  render({ metrics }) {
-    if (!metrics.length) return this.say("This run measured accuracy only. Set ", el("code", {}, "evaluate.metrics"), " to measure more, such as macro F1 or AUROC.");
-    this.element.replaceChildren();
+  select({ metrics, clients, class_names: classes }, { run, rounds }) {
+    return { metrics, classes, names: clients.map(({ name }) => name), colour: run.colour, rounds: rounds.map((each) => [each.round, each.metrics ?? {}]) };
+  }
+
+  render(data) {
+    this.latest = data;
+    const { kinds, confusion, round } = data.metrics;
+    const names = [...new Set(Object.values(kinds).flatMap((by) => Object.keys(by)))];
+    if (!names.length) return this.say("This run recorded no metrics. Set ", el("code", {}, "evaluate.metrics"), " to measure more than accuracy, such as macro F1 or AUROC.");
+    if (!this.content.isConnected) this.element.replaceChildren(this.content);
+    refill(this.metric.select, names.map((name) => [name, METRICS[name] ?? name]), names[0]);
+    const name = this.metric.select.value;
+    const text = metricText(name);
+    const lines = Object.keys(kinds).filter((kind) => name in kinds[kind]).map((kind, k) => ({
+      name: kind, colour: data.colour, dashes: k % 5, points: data.rounds.map(([number, by]) => [number, by[kind]?.[name] ?? null]),
+    }));
+    this.chart.title = METRICS[name] ?? name;
+    this.chart.title = this.chart.title[0].toUpperCase() + this.chart.title.slice(1);
+    this.chart.set(lines, ROUND, { label: name, text: text === percent ? FRACTION.text : text, precise: text, low: 0 });
+    this.showClients(data, lines.map((line) => line.name), name, text, round);
+    this.showConfusion(confusion, data.classes);
+  }
+
+  showClients({ metrics, names }, kinds, name, text, round) {
+    const values = kinds.map((kind) => metrics.kinds[kind][name]);
+    const count = Math.min(MAX_ROWS, Math.max(0, ...values.map((one) => one.by_client.length)));
+    const columns = [{ label: "Client" }, ...kinds.map((label) => ({ label, right: true }))];
+    const rows = [...Array(count).keys()].map((k) => [names[k] ?? `client ${k}`, ...values.map((one) => text(one.by_client[k] ?? null))]);
+    const all = count ? `mean, round ${round}` : `round ${round}`;
+    this.values.replaceChildren(table(columns, [...rows, [all, ...values.map((one) => text(one.value))]], { className: count ? "totals" : "" }));
+  }
+
+  showConfusion(confusion, classes) {
+    const kinds = Object.keys(confusion).filter((kind) => confusion[kind].length);
+    refill(this.matrix.select, kinds.map((kind) => [kind, kind]), kinds[0]);
+    if (!kinds.length) return this.confusion.replaceChildren();
+    const rows = confusion[this.matrix.select.value].slice(0, MAX_CLASSES);
+    const name = (k) => classes[k] ?? String(k);
+    const cells = (row) => {
+      const sum = Math.max(1, row.reduce((a, b) => a + b, 0));
+      return row.slice(0, MAX_CLASSES).map((count) => el("td", { className: `heat h${count ? Math.ceil((5 * count) / sum) : 0}` }, count ? String(count) : ""));
+    };
+    this.confusion.replaceChildren(
+      el("h3", {}, "Confusion matrix"),
+      el("p", { className: "summary" }, "Test samples of all clients, by true class (rows) and predicted class (columns)."),
+      el("div", { className: "tools" }, this.matrix.label),
+      scrollable("Confusion matrix", el("table", { className: "partition" },
+        el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Class"), ...rows.map((_, k) => el("th", { scope: "col", className: "right" }, name(k))))),
+        el("tbody", {}, ...rows.map((row, k) => el("tr", {}, el("th", { scope: "row" }, name(k)), ...cells(row)))))),
+    );
   }
 }
 
