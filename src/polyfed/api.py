@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from polyfed.config import Config, loading, parse
 from polyfed.errors import InputError
+from polyfed.runs.atomic_files import check_folder_creatable
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.records import Result, failure_summary
 
@@ -87,6 +88,7 @@ def open_run(config: Config, out: Path | None = None) -> OpenedRun:
         )
     if not exists and folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
         raise InputError(f"{folder.path} exists and is not a run folder; choose another name or --out")
+    check_folder_creatable(folder.path)
     return OpenedRun(config, folder, exists, folder.result() if exists else None)
 
 
@@ -115,13 +117,14 @@ def execute(opened: OpenedRun, *, data: Dataset | None = None, observers: Sequen
     if opened.result is not None:
         return opened.result
     from polyfed import trackers
-    from polyfed.experiment import Experiment, versions
-    from polyfed.federation import simulation
 
     config, folder = opened.config, opened.folder
     if config.engine.name == "flower":
         raise InputError("engine flower reaches sites on other machines; start it with polyfed serve")
     tracking = trackers.create_trackers(config.track)
+    from polyfed.experiment import Experiment, versions  # imports torch
+    from polyfed.federation import simulation
+
     _import_user_code(config, folder)
     federation = simulation.build_federation(config, data=data)
 

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polyfed.training.optimizers import Adam
+
 BATCH = 64
 Protect = Callable[[Tensor, torch.Generator], Tensor]  # applies the client's clipping and noise to rows
 
@@ -56,7 +58,7 @@ def train(
     protected = protect(rows, generator)
     # lower bound of the standard deviation: nearly constant features must not be scaled up without limit
     mean, std = protected.mean(0), protected.std(0).clamp_min(1e-3 * float(protected.std()) + 1e-12)
-    optimizer = torch.optim.Adam(decoder.parameters(), lr=1e-3)
+    optimizer = Adam(decoder.parameters(), lr=1e-3)
     for _ in range(steps):
         batch = torch.randint(len(rows), (min(BATCH, len(rows)),), generator=generator)
         output = decoder((protect(rows[batch], generator) - mean) / std)

@@ -25,7 +25,7 @@ _NAMES = {
     "population": "time of a round with 20 of 10,000 clients, compared with 20 of 100",
     "report": "a report over 100 runs of 200 rounds: seconds, peak memory, size of the page",
     "slicing": "building and slicing ResNet-152: seconds, and peak memory against its own size",
-    "startup": "seconds of `polyfed list methods`, and until the first round of a run starts",
+    "startup": "CPU seconds of help, lists, refusals and check, and seconds until the first round of a run starts",
     "ui": "the dashboard over 1,000 runs of 200 rounds: seconds to its first view, per update, and to open a run",
 }
 

@@ -1,8 +1,12 @@
-"""Time of `polyfed list methods`, and until the first round of a run starts."""
+"""Start-up: CPU seconds of commands until they answer, and seconds until the first round of a run.
+
+CPU seconds depend on the machine, and on what else it does. `import_torch` is the time of `import torch` alone.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -12,26 +16,44 @@ from pathlib import Path
 from typing import Any
 
 REPEATS = 5
+COMMANDS = {
+    "help": (["--help"], 0),
+    "list_methods": (["list", "methods"], 0),
+    "list_models": (["list", "models"], 0),
+    "refusal_of_a_method": (["run", "quickstart", "method=fedprotto"], 2),
+    "refusal_of_a_key": (["run", "quickstart", "train.learning_rte=1"], 2),
+    "check": (["check", "quickstart"], 0),
+}
 
 
 def measure() -> dict[str, Any]:
-    """Return medians over several runs of the commands, in seconds."""
-    listing, first_round = [], []
+    """Return medians over several runs of each command, in seconds."""
+    cpu: dict[str, list[float]] = {name: [] for name in ("import_torch", *COMMANDS, "run_of_one_round")}
+    first_round = []
     for _ in range(REPEATS):
-        started = time.perf_counter()
-        _command("list", "methods")
-        listing.append(time.perf_counter() - started)
+        cpu["import_torch"].append(_cpu_seconds([sys.executable, "-c", "import torch"], 0))
+        for name, (arguments, code) in COMMANDS.items():
+            cpu[name].append(_cpu_seconds([sys.executable, "-m", "polyfed", *arguments], code))
         with tempfile.TemporaryDirectory() as folder:
+            run = [sys.executable, "-m", "polyfed", "run", "quickstart", "rounds=1", "--out", f"{folder}/run"]
             began = time.time()
-            _command("run", "quickstart", "rounds=1", "--out", folder + "/run", "--quiet")
+            cpu["run_of_one_round"].append(_cpu_seconds([*run, "--quiet"], 0))
             events = [json.loads(line) for line in (Path(folder) / "run" / "events.jsonl").read_text().splitlines()]
             first_round.append(next(e["time"] for e in events if e["event"] == "started") - began)
+    medians = {name: statistics.median(seconds) for name, seconds in cpu.items()}
     figures = {
-        "list_methods_seconds": round(statistics.median(listing), 3),
+        **{f"{name}_cpu_seconds": round(seconds, 3) for name, seconds in medians.items()},
+        "check_over_import_torch": round(medians["check"] / medians["import_torch"], 2),
         "first_round_begins_after_seconds": round(statistics.median(first_round), 3),
     }
     return {"figures": figures, "settings": {"repeats": REPEATS, "preset": "quickstart"}}
 
 
-def _command(*arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "polyfed", *arguments], check=True, capture_output=True)
+def _cpu_seconds(command: list[str], code: int) -> float:
+    """Run a command and return the CPU seconds of it and its children. Raise an error for another exit code."""
+    before = os.times()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    after = os.times()
+    if done.returncode != code:
+        raise RuntimeError(f"{' '.join(command)} ended with exit code {done.returncode}: {done.stderr[-500:]}")
+    return (after.children_user - before.children_user) + (after.children_system - before.children_system)

@@ -4,7 +4,27 @@
 `factory` imports a method when it is needed and checks its options.
 """
 
-from polyfed.catalogue.factory import filters, load, make, make_filter, methods
+from polyfed.catalogue.factory import (
+    check_filter,
+    check_method,
+    filters,
+    find_method,
+    load,
+    make,
+    make_filter,
+    methods,
+)
 from polyfed.catalogue.source_reader import MethodInfo, Option
 
-__all__ = ["MethodInfo", "Option", "filters", "load", "make", "make_filter", "methods"]
+__all__ = [
+    "MethodInfo",
+    "Option",
+    "check_filter",
+    "check_method",
+    "filters",
+    "find_method",
+    "load",
+    "make",
+    "make_filter",
+    "methods",
+]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from polyfed.catalogue.source_reader import PACKAGE, MethodInfo, read_file
 from polyfed.errors import InputError, nearest
+from polyfed.option_checks import Bound, check_bounds, check_names, check_types, type_from_text
 
 if TYPE_CHECKING:
     from polyfed.core.filter import ServerFilter
@@ -46,9 +49,9 @@ def load(name: str) -> type[Method]:
     from polyfed.core.method import registered
 
     if name not in registered():
-        for info in methods().values():
-            if name in (info.name, *info.aliases):
-                importlib.import_module(info.module)
+        info = find_method(name)
+        if info is not None:
+            importlib.import_module(info.module)
     if name not in registered():
         raise InputError(f"there is no method called '{name}'; {nearest(name, {*methods(), *registered()})}")
     return registered()[name]
@@ -87,26 +90,62 @@ def _checked(key: str, kind: type[Any], settings: Mapping[str, Any]) -> dict[str
     import dataclasses
     from typing import get_type_hints
 
-    from pydantic import ConfigDict, ValidationError, create_model
-
     given = {name: value for name, value in settings.items() if name != "name"}
-    fields = {f.name: f for f in dataclasses.fields(kind)}
-    for name in given:
-        if name not in fields:
-            raise InputError(f"{key.replace('_', ' ')} {kind.name} has no option '{name}'; {nearest(name, fields)}")
-    hints = get_type_hints(kind)
-    schema: Any = {name: (hints[name], ...) for name in given}
-    try:
-        create_model(
-            "fields", __config__=ConfigDict(strict=True, arbitrary_types_allowed=True, allow_inf_nan=False), **schema
-        )(**given)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        message = problem["msg"][0].lower() + problem["msg"][1:]
-        raise InputError(
-            f"{key}.{problem['loc'][0]} is {problem['input']!r}: {message.replace('input should be', 'expected')}"
-        ) from None
+    check_names(key, kind.name, given, [field.name for field in dataclasses.fields(kind)])
+    check_types(key, given, get_type_hints(kind))
     return given
+
+
+def check_method(settings: Mapping[str, Any]) -> None:
+    """Raise InputError for an unknown method and wrong options, from its source, without importing it."""
+    name = str(settings["name"])
+    method = find_method(name)
+    if method is None:
+        raise InputError(f"there is no method called '{name}'; {nearest(name, method_names())}")
+    _check_declared("method", method, settings)
+
+
+def check_filter(settings: str | Mapping[str, Any]) -> None:
+    """Raise InputError for an unknown server filter and wrong options, without importing it."""
+    if isinstance(settings, str):
+        settings = {"name": settings}
+    name = str(settings["name"])
+    if name == "none":
+        return
+    if name not in filters():
+        raise InputError(f"there is no server filter called '{name}'; {nearest(name, {'none', *filters()})}")
+    _check_declared("server_filter", filters()[name], settings)
+
+
+def _check_declared(key: str, info: MethodInfo, settings: Mapping[str, Any]) -> None:
+    given = {name: value for name, value in settings.items() if name != "name"}
+    options = {option.name: option for option in info.options}
+    check_names(key, info.name, given, options)
+    check_types(key, given, {name: type_from_text(option.type) for name, option in options.items()})
+    degenerate = bool(given.get("allow_degenerate", False))
+    for name, value in given.items():
+        bounds = [Bound(kind, number) for kind, number in options[name].bounds.items()]
+        check_bounds(f"{key}.{name}", value, bounds, info.class_name, allow_degenerate=degenerate)
+
+
+def find_method(name: str) -> MethodInfo | None:
+    """Return the entry of a method, by its name or an alias. Parse only files that mention the name."""
+    for module, path in _sources():
+        with contextlib.suppress(OSError, SyntaxError, ValueError):  # a plug-in that cannot be read
+            if f'"{name}"' in path.read_text():
+                for info in read_file(module, path):
+                    if name in (info.name, *info.aliases):
+                        return info
+    return None
+
+
+def method_names() -> list[str]:
+    """Return the names of all methods, without parsing their files."""
+    names: list[str] = []
+    for _, path in _sources():
+        with contextlib.suppress(OSError, ValueError):
+            names += re.findall(r'^@register\("([^"]+)"', path.read_text(), flags=re.MULTILINE)
+    return sorted(names)
 
 
 def _sources() -> Iterator[tuple[str, Path]]:

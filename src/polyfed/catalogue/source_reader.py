@@ -41,6 +41,7 @@ class MethodInfo:
     options: list[Option]
     aliases: tuple[str, ...] = ()
     module: str = field(default="", repr=False)
+    class_name: str = field(default="", repr=False)
 
 
 def read_file(module: str, path: Path) -> Iterator[MethodInfo]:
@@ -62,6 +63,7 @@ def read_file(module: str, path: Path) -> Iterator[MethodInfo]:
             options=list(declaration.options.values()),
             aliases=names[1:],
             module=module,
+            class_name=node.name,
         )
 
 
@@ -121,7 +123,9 @@ class _Source:
                 and not ast.unparse(item.annotation).startswith("ClassVar")
             ):
                 bounds = _Bounds()
-                type_text = ast.unparse(bounds.visit(copy.deepcopy(item.annotation)))
+                type_text = ast.unparse(item.annotation)
+                if "Annotated" in type_text:
+                    type_text = ast.unparse(bounds.visit(copy.deepcopy(item.annotation)))
                 name, default, help_text = item.target.id, _literal(item.value), self._comment_after(item.value)
                 options[name] = Option(name, type_text, default, help_text, bounds.stated)
         return options

@@ -34,6 +34,11 @@ def attack(
 
     Example: polyfed attack runs/guarded --client 0
     """
+    from polyfed.runs.atomic_files import check_file_writable
+    from polyfed.runs.folder import RunFolder
+
+    RunFolder(folder).config()  # raises an error if it is not a run folder
+    check_file_writable(out or folder / "attack.png")
     from polyfed.attack.reconstruction import attack as run_attack
     from polyfed.attack.reconstruction import draw
     from polyfed.core.rounds import one_torch_thread

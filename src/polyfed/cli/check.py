@@ -35,11 +35,14 @@ def check(config: CONFIG, overrides: OVERRIDES = None) -> None:
 
     Example: polyfed check quickstart method=fedavg
     """
-    from polyfed.cli.expected_traffic import estimate_traffic
     from polyfed.config import load_config
-    from polyfed.federation import simulation
+    from polyfed.config.early_checks import check_names
 
     parsed = load_config(config, overrides or [])
+    check_names(parsed)
+    from polyfed.cli.expected_traffic import estimate_traffic  # imports torch
+    from polyfed.federation import simulation
+
     federation = simulation.build_federation(parsed)
     profiles = federation.profiles()
     federation.check(profiles)
@@ -77,15 +80,12 @@ def client_summaries(federation: SimulatedFederation) -> list[ClientSummary]:
 
 def _parameter_counts(federation: SimulatedFederation) -> dict[str, int]:
     """Return the number of trainable parameters of every architecture."""
-    import torch
-
-    from polyfed.models import build
+    from polyfed.models.slicing import skeleton
 
     counts: dict[str, int] = {}
     for spec in federation.specs:
         if spec.label not in counts:
-            with torch.device("meta"):
-                model = build(spec, shape=federation.dataset.shape, classes=federation.dataset.classes)
+            model = skeleton(spec, shape=federation.dataset.shape, classes=federation.dataset.classes)
             counts[spec.label] = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return counts
 

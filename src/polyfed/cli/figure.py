@@ -40,7 +40,9 @@ def figure(
     Example: polyfed figure curves runs/alphas -o curves.pdf
     """
     from polyfed import report
+    from polyfed.runs.atomic_files import check_file_writable
 
+    check_file_writable(out)
     options = report.Options(measure, against, tuple(by or ()), round)
     spec, warnings = report.figure(kind, folders, out, options=options, width=width, height=height)
     for warning in warnings:

@@ -43,7 +43,7 @@ def list_(
 def methods() -> list[Row]:
     from polyfed import catalogue
 
-    hidden = {"aliases", "module"}
+    hidden = {"aliases", "module", "class_name"}
     return [
         {key: value for key, value in dataclasses.asdict(info).items() if key not in hidden}
         for info in catalogue.methods().values()
@@ -51,13 +51,13 @@ def methods() -> list[Row]:
 
 
 def models() -> list[Row]:
-    from polyfed.models import describe, names
+    from polyfed.models.zoo import built_in_models
 
-    return [dataclasses.asdict(describe(name)) for name in names()]
+    return list(built_in_models().values())
 
 
 def groups() -> list[Row]:
-    from polyfed.models import group, group_names
+    from polyfed.models.groups import group, group_names
 
     return [{"name": name, "members": [spec.label for spec in group(name)]} for name in group_names()]
 

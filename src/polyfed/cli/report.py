@@ -28,9 +28,13 @@ def report(
 
     Example: polyfed report runs/alphas -o report.html
     """
-    from polyfed.report.page import write_report
+    from polyfed.runs.atomic_files import check_file_writable
 
     path = out or folders[0] / "report.html"
+    if out is not None or folders[0].is_dir():  # otherwise the report says that there are no runs
+        check_file_writable(path)
+    from polyfed.report.page import write_report
+
     count, warnings = write_report(folders, path, by=by or (), baseline=baseline)
     for warning in warnings:
         print_message(warning)

@@ -33,8 +33,11 @@ def run(
     """
     from polyfed import api
     from polyfed.config import load_config
+    from polyfed.config.early_checks import check_names
 
-    _run_and_print(api.open_run(load_config(config, overrides or []), out), json, quiet)
+    parsed = load_config(config, overrides or [])
+    check_names(parsed)
+    _run_and_print(api.open_run(parsed, out), json, quiet)
 
 
 def resume(

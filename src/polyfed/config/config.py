@@ -161,13 +161,13 @@ def _fill_defaults(config: Config) -> Config:
     from polyfed import catalogue
     from polyfed.data.partition_settings import SCHEMES
 
-    method = _with_defaults(config.method, catalogue.methods())
+    method = _with_defaults(config.method, _declared(config.method["name"]))
     server_filter = config.server_filter
     filter_settings = {"name": server_filter} if isinstance(server_filter, str) else server_filter
     if filter_settings["name"] == "none":
         server_filter = "none"
     else:
-        server_filter = _with_defaults(filter_settings, catalogue.filters())
+        server_filter = _with_defaults(filter_settings, catalogue.filters().get(filter_settings["name"]))
     partition = dict(config.data.partition)
     scheme = SCHEMES.get(str(partition.get("scheme")))
     if scheme is not None:
@@ -179,9 +179,16 @@ def _fill_defaults(config: Config) -> Config:
     return config.model_copy(update={"method": method, "server_filter": server_filter, "data": data})
 
 
-def _with_defaults(settings: Mapping[str, Any], known: Mapping[str, MethodInfo]) -> dict[str, Any]:
+def _declared(name: str) -> MethodInfo | None:
+    """Return the declaration of a method. Options of an alias are not filled in."""
+    from polyfed import catalogue
+
+    info = catalogue.find_method(name)
+    return info if info is not None and info.name == name else None
+
+
+def _with_defaults(settings: Mapping[str, Any], info: MethodInfo | None) -> dict[str, Any]:
     """Return the options of a method or filter, with defaults for those that are not given."""
-    info = known.get(settings["name"])
     options = info.options if info is not None else []
     complete = {"name": settings["name"], **{option.name: option.default for option in options}, **settings}
     for option in options:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polyfed import catalogue
 from polyfed.config.config import Config, parse
+from polyfed.config.early_checks import check_names
 from polyfed.config.loading import apply_overrides
-from polyfed.errors import InputError, nearest
+from polyfed.errors import InputError
 
 MAX_NAME_LENGTH = 150  # of a run folder's name; file systems allow 255 bytes
 
@@ -44,17 +44,9 @@ def plan_sweep(raw: Mapping[str, Any], axes: Sequence[str], seeds: Sequence[int]
             name = folder_name(overrides, seed)
             entries = {**apply_overrides(raw, overrides), "seed": seed, "name": name}
             config = parse(entries, ", ".join(overrides) or "config")
-            _check_method(config)
+            check_names(config)
             runs.append(SweepRun(name, config, out / name))
     return runs
-
-
-def _check_method(config: Config) -> None:
-    """Raise `InputError` for an unknown method, unless the config imports modules that may define it."""
-    known = {name for info in catalogue.methods().values() for name in (info.name, *info.aliases)}
-    name = config.method["name"]
-    if name not in known and not config.imports:
-        raise InputError(f"there is no method called '{name}'; {nearest(name, known)}")
 
 
 def parse_seeds(text: str) -> list[int]:

@@ -7,21 +7,13 @@ An option states its bounds in its type, as in `mu: Annotated[float, Ge(0)] = 0.
 from __future__ import annotations
 
 import dataclasses
-import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt
 
-from polyfed.errors import InputError
-
-COMPARISONS = {
-    "ge": (operator.ge, "of at least"),
-    "gt": (operator.gt, "above"),
-    "le": (operator.le, "at most"),
-    "lt": (operator.lt, "below"),
-}
+from polyfed.option_checks import Bound, check_bounds
 
 
 @dataclass(frozen=True)
@@ -31,20 +23,16 @@ class Degenerate:
     value: float
 
 
-class Bound(NamedTuple):
-    """One bound of an option: `ge`, `gt`, `le`, `lt` or `degenerate`, and its number."""
-
-    kind: str
-    number: float
-
-
 def check_options(instance: Any, section: str) -> None:
     """Raise InputError if an option is out of bounds; `section` is the config section of the method or filter."""
     for name, bounds in option_bounds(type(instance)).items():
-        given = getattr(instance, name)
-        for value in given if isinstance(given, list | tuple) else (given,):
-            if isinstance(value, int | float):
-                _check(instance, f"{section}.{name}", value, bounds)
+        check_bounds(
+            f"{section}.{name}",
+            getattr(instance, name),
+            bounds,
+            type(instance).__name__,
+            allow_degenerate=getattr(instance, "allow_degenerate", False),
+        )
 
 
 def option_bounds(owner: type[Any]) -> Mapping[str, tuple[Bound, ...]]:
@@ -67,15 +55,3 @@ def _bounds_in(hint: Any) -> Iterator[Bound]:
             elif isinstance(bound, Ge | Gt | Le | Lt):
                 kind = type(bound).__name__.lower()
                 yield Bound(kind, getattr(bound, kind))
-
-
-def _check(instance: Any, key: str, value: float, bounds: tuple[Bound, ...]) -> None:
-    limits = [bound for bound in bounds if bound.kind in COMPARISONS]
-    if not all(COMPARISONS[kind][0](value, number) for kind, number in limits):  # NaN fails every comparison
-        allowed = " and ".join(f"{COMPARISONS[kind][1]} {number:g}" for kind, number in limits)
-        raise InputError(f"{key} is {value}; expected a number {allowed}")
-    if Bound("degenerate", value) in bounds and not getattr(instance, "allow_degenerate", False):
-        raise InputError(
-            f"{key} is {value:g}, which switches {type(instance).__name__} off; use another value, or set "
-            "method.allow_degenerate: true"
-        )

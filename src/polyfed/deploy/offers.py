@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
-
 from polyfed.config import Config
 from polyfed.core.client_profile import Profile, layout
 from polyfed.deploy.agreement import agreed_data
 from polyfed.errors import InputError
 from polyfed.models import ModelSpec, build
+from polyfed.models.meta import meta_device
 
 # An offer comes from outside and may claim anything. These bounds keep it from exhausting the coordinator.
 MAX_NUMBER = 10**11  # parameters of a model, samples, and every other count
@@ -79,7 +78,7 @@ def check_offer(config: Config, offer: Offer) -> None:
         raise InputError(f"its model has {profile.classes} classes; the federation has {len(class_names)}")
     if profile.spec:
         spec = ModelSpec.of(profile.spec)
-        with torch.device("meta"):  # allocates no memory, whatever size the offer claims
+        with meta_device():  # allocates no memory, whatever size the offer claims
             model = build(spec, shape=shape, classes=len(class_names))
         claimed = (profile.model, profile.head, profile.features)
         if claimed != (layout(model), layout(model.head), model.feature_dim):

@@ -110,7 +110,6 @@ def main(descriptor: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     from polyfed.engines import worker  # imports torch and everything else that a worker needs
 
-    worker.warm_up()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps workers
     control = socket.socket(fileno=descriptor)
     while True:

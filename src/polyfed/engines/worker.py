@@ -16,11 +16,6 @@ from polyfed.engines import framing
 from polyfed.machine import peak_rss
 
 
-def warm_up() -> None:
-    """Import in the fork server what torch imports only when the first optimiser is created (its compiler)."""
-    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1, fused=True)
-
-
 def serve(connection: Connection) -> None:
     """Run tasks until the connection is closed. The first message describes the host to create."""
     torch.set_num_threads(1)  # one core per worker; results then do not depend on the number of workers

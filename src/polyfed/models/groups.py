@@ -6,9 +6,6 @@ from dataclasses import dataclass
 
 from polyfed.errors import InputError, nearest
 from polyfed.models.spec import ModelSpec
-from polyfed.models.tabular import TABLE
-from polyfed.models.text import TEXT
-from polyfed.models.time_series import SERIES
 
 
 @dataclass(frozen=True)
@@ -32,6 +29,9 @@ DFFKE_10 = ("resnet18", "resnet34", "resnet50", "googlenet", "efficientnet-v2-s"
 FEDFREE_8 = ("cnn-fedfree", *RESNETS_FEDVTC, "googlenet", "mobilenet-v2")
 INCO_STAGE = ("resnet10", "resnet14", "resnet18", "resnet22", "resnet26")
 TINY_LEVELS = ((0.5, (2,)), (0.75, (2, 4)), (1.0, (2, 4, 6)))  # width and exits of ScaleFL's levels
+TABLE = ("tiny-table-mlp", "tiny-table-resnet", "tiny-table-wide", "tiny-table-transformer")
+SERIES = ("tiny-series-cnn", "tiny-series-tcn", "tiny-series-gru", "tiny-series-transformer")
+TEXT = ("tiny-text-bag", "tiny-text-cnn", "tiny-text-gru", "tiny-text-transformer")
 HTC4_HEADS = (None, "relu-512", "relu-256", "relu-128")
 COMMON_WIDTH = 512  # feature width in FedL2G's and DFFKE's groups
 

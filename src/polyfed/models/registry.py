@@ -17,6 +17,7 @@ from polyfed.models.blocks import Trunk
 from polyfed.models.catalogue import ARCHITECTURES, Architecture
 from polyfed.models.custom_modules import from_module
 from polyfed.models.groups import ModelGroup, group, group_names, model_group
+from polyfed.models.meta import meta_device
 from polyfed.models.parts import feature_width, flat_adapter, make_backbone, make_flat_backbone, make_head
 from polyfed.models.spec import ModelSpec, Shape
 from polyfed.models.split import SplitModel
@@ -229,7 +230,7 @@ def describe(name: ModelSpec | str, shape: Shape | None = None) -> ModelInfo:
 def _describe_at(spec: ModelSpec, shape: Shape) -> ModelInfo:
     """Count the parameters and FLOPs of a model."""
     # On the meta device, tensors need no memory and no computation.
-    with torch.device("meta"):
+    with meta_device():
         model = build(spec, shape=shape, classes=10).eval()
         params, extractor_params = _count_parameters(model), _count_parameters(model.backbone)
         _remove_uncounted(model)

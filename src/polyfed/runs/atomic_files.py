@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 import threading
 from pathlib import Path
 
-from polyfed.errors import StateError
+from polyfed.errors import InputError, StateError
 
 
 def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
@@ -26,6 +27,31 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise StateError(f"{path} could not be written: {error.strerror or error}") from None
+
+
+def check_file_writable(path: Path) -> None:
+    """Raise `InputError` if a file cannot be created at this path. Leave nothing behind."""
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise InputError(f"{path} cannot be written: there is no folder {path.parent}")
+    _check_folder_writable(path.parent, path)
+
+
+def check_folder_creatable(path: Path) -> None:
+    """Raise `InputError` if a folder does not exist and cannot be created, or cannot be written to."""
+    existing = next((folder for folder in (path, *path.absolute().parents) if folder.exists()), Path("/"))
+    if not existing.is_dir():
+        raise InputError(f"{path} cannot be created: {existing} is not a folder")
+    _check_folder_writable(existing, path)
+
+
+def _check_folder_writable(folder: Path, target: Path) -> None:
+    try:
+        with tempfile.TemporaryFile(dir=folder):  # it has no name, or loses it at once
+            pass
+    except OSError as error:
+        raise InputError(f"{target} cannot be written: {folder}: {error.strerror or error}") from None
 
 
 def sync_folder(folder: Path) -> None:

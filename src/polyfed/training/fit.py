@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from polyfed.training.optimizers import SGD, Adam
 from polyfed.training.samples import Samples
 
 # A loss returns the task loss, or the task loss followed by further terms of the method. Their sum is minimised.
@@ -45,10 +46,8 @@ def make_optimizer(parameters: Iterable[nn.Parameter], settings: TrainSettings) 
     """Return a new optimiser with fused kernels, which step all parameters at once."""
     trained = [p for p in parameters if p.requires_grad]
     if settings.optimizer == "adam":
-        return torch.optim.Adam(trained, lr=settings.lr, weight_decay=settings.weight_decay, fused=True)
-    return torch.optim.SGD(
-        trained, lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay, fused=True
-    )
+        return Adam(trained, lr=settings.lr, weight_decay=settings.weight_decay, fused=True)
+    return SGD(trained, lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay, fused=True)
 
 
 def has_batchnorm(modules: Iterable[nn.Module]) -> bool:

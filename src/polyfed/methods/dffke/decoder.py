@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from polyfed.models.meta import meta_device
+
 Shape = tuple[int, ...]  # channels, height, width
 # The last BatchNorm gives pixels with mean 0 and standard deviation 1. Models here take pixels in [0, 1], and the
 # server has no data statistics: this affine map puts two standard deviations on either side into that range.
@@ -51,7 +53,7 @@ class EmbeddingDecoder(nn.Module):
 
 def decoder_skeleton(width: int, shape: Shape, channels: int) -> EmbeddingDecoder:
     """Return a decoder without memory for weights, in evaluation mode. `decode` runs it with given weights."""
-    with torch.device("meta"):
+    with meta_device():
         return EmbeddingDecoder(width, shape, channels).eval()
 
 

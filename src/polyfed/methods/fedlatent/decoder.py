@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from polyfed.core.client_profile import Layout, layout
 from polyfed.models.decoders import latent_map, transposed_decoder
+from polyfed.models.meta import meta_device
 
 
 class ConditionalDecoder(nn.Module):
@@ -33,5 +34,5 @@ class ConditionalDecoder(nn.Module):
 @cache
 def decoder_layout(features: int, image: tuple[int, ...], classes: int) -> Layout:
     """Return names, shapes and types of the decoder's weights."""
-    with torch.device("meta"):
+    with meta_device():
         return layout(ConditionalDecoder(features, image, classes))

@@ -27,6 +27,7 @@ from polyfed.core.schema import FromMethod, TableField, TreeField
 from polyfed.methods.fedlatent.class_gaussians import describe_classes, pool_classes, row_width, sample_class
 from polyfed.methods.fedlatent.decoder import ConditionalDecoder, decoder_layout
 from polyfed.training import fit
+from polyfed.training.optimizers import Adam
 from polyfed.training.samples import model_inputs
 
 SHOWN = 8  # synthetic images of every class that are kept for a figure
@@ -102,7 +103,7 @@ class FedLatent(Method):
     @step(down={"means": TableField("features"), "decoder": DECODER}, up={"means": MEANS, "decoder": DECODER})
     def train(self, client: Client, msg: Payload) -> Reply:
         decoder = self.load_decoder(client.seed, client.profile, msg)
-        optimizer = torch.optim.Adam(decoder.parameters(), lr=self.decoder_lr)
+        optimizer = Adam(decoder.parameters(), lr=self.decoder_lr)
         means, known = msg.table("means").dense(client.classes)
         stream = client.stream("noise")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-import torch
 from torch import Tensor, nn
 
 from polyfed.core import rng
 from polyfed.core.client import copy_into
 from polyfed.core.client_profile import Layout, Profile, layout
 from polyfed.models.decoders import transposed_decoder
+from polyfed.models.meta import meta_device
 
 
 def build_decoder(weights: Mapping[str, Tensor] | None, seed: int, profile: Profile, norm: str) -> nn.Module:
@@ -30,5 +30,5 @@ def build_decoder(weights: Mapping[str, Tensor] | None, seed: int, profile: Prof
 @cache
 def decoder_layout(features: int, image: tuple[int, ...], norm: str) -> Layout:
     """Return the names, shapes and types of the decoder's tensors."""
-    with torch.device("meta"):
+    with meta_device():
         return layout(transposed_decoder(features, image, norm))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import nn
 
 from polyfed.core import rng
@@ -16,6 +15,7 @@ from polyfed.core.client import weights_of
 from polyfed.core.method import Outgoing
 from polyfed.core.payload import Weights
 from polyfed.core.server import Server
+from polyfed.models.meta import meta_device
 from polyfed.models.slicing import Index, OwnerMean, cut, extract
 
 
@@ -67,7 +67,7 @@ class ProjectionHeads:
         family = self._server.family
         assert family is not None
         if spec not in self._cuts:
-            with torch.device("meta"):
+            with meta_device():
                 whole, part = (self._make(family.skeleton(s).feature_dim) for s in (family.whole, spec))
             if family.apart:
                 indices = {family.name(spec, n): (None,) * t.ndim for n, t in part.state_dict().items()}

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from polyfed.errors import InputError
 from polyfed.models.googlenet import Inception
+from polyfed.models.meta import meta_device
 from polyfed.models.registry import build
 from polyfed.models.slicing.compatibility import (
     Lengths,
@@ -33,7 +34,7 @@ NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
 def skeleton(spec: ModelSpec | str, *, shape: tuple[int, ...], classes: int) -> SplitModel:
     """Build the model on the meta device, without memory for its weights. This is enough for `cut`."""
-    with torch.device("meta"):
+    with meta_device():
         return build(spec, shape=shape, classes=classes)
 
 

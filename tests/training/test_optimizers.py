@@ -1,0 +1,52 @@
+"""The optimisers without torch's compiler take the same steps as those of torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from polyfed.training import optimizers
+
+
+def trained(kind: type[torch.optim.Optimizer], settings: dict[str, Any], *, through_state: bool) -> list[Tensor]:
+    """Return the parameters after some steps; `through_state` saves and loads the optimiser's state half-way."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+    x, y = torch.randn(8, 5), torch.randint(3, (8,))
+    optimizer = kind(model.parameters(), **settings)
+    for number in range(6):
+        if number == 3 and through_state:
+            state = optimizer.state_dict()
+            optimizer = kind(model.parameters(), **settings)
+            optimizer.load_state_dict(state)
+        optimizer.zero_grad(set_to_none=True)
+        nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return [p.detach() for p in model.parameters()]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("SGD", {"lr": 0.1, "fused": True}),
+        ("SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "fused": True}),
+        ("Adam", {"lr": 0.01, "fused": True}),
+        ("Adam", {"lr": 0.01, "weight_decay": 0.01}),
+    ],
+)
+@pytest.mark.parametrize("through_state", [False, True])
+def test_steps_are_bit_identical_to_torch(name: str, settings: dict[str, Any], through_state: bool) -> None:
+    ours = trained(getattr(optimizers, name), settings, through_state=through_state)
+    theirs = trained(getattr(torch.optim, name), settings, through_state=through_state)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_the_optimiser_itself_needs_no_gradients() -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    optimizer = optimizers.SGD([parameter], lr=0.5)
+    parameter.grad = torch.ones(2)
+    optimizer.step()
+    assert parameter.requires_grad and parameter.grad_fn is None and torch.is_grad_enabled()
