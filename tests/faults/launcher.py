@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from polyfed import api
-from polyfed.engines import worker
 from polyfed.errors import PolyfedError
 from polyfed.experiment import Observer
 from polyfed.runs.records import RoundRecord
@@ -71,7 +70,6 @@ def run(setting: dict[str, Any], happens: dict[str, int]) -> int:
 
 
 def main() -> None:
-    worker.warm_up()  # once here, not in every run
     for line in sys.stdin:
         pid = os.fork()
         if pid == 0:
