@@ -52,7 +52,7 @@ def finished_runs(folders: Iterable[Path]) -> list[Run]:
 
 def comparison_table(sources: Iterable[Path | Mapping[str, Any]], **options: Any) -> str:
     """Return a Markdown table that compares runs; `options` are those of polyfed.comparison.compare."""
-    compared: Comparison = compare(sources, **options)
+    compared: Comparison = compare(sources, **{"baseline": None, **options})
     return compared.to("md").rstrip() + "\n"
 
 

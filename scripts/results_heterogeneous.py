@@ -62,7 +62,16 @@ def page(folder: Path, commands: list[str]) -> str:
     versions = RunFolder(first.parent).config()["versions"]
     lines = [INTRODUCTION, f"Versions: {', '.join(f'{name} {value}' for name, value in versions.items())}.", ""]
     for name, command in zip(SETTINGS, commands, strict=True):
-        lines += [f"## {TITLES[name]}", "", "```", command, "```", "", compare([folder / name]).to("md"), ""]
+        lines += [
+            f"## {TITLES[name]}",
+            "",
+            "```",
+            command,
+            "```",
+            "",
+            compare([folder / name], baseline=None).to("md"),
+            "",
+        ]
         lines += also(folder / name)
     notes = PAGE.with_suffix(".notes.md")
     if notes.exists():

@@ -84,12 +84,65 @@ def test_one_common_seed_has_no_interval() -> None:
     made = compare([result("local", 0, 0.5), result("new", 0, 0.6)], baseline="local")
     gap = made.rows[1].differences["personal_final"]
     assert gap is not None and (gap.low, gap.high, gap.n) == (None, None, 1)
-    assert made.to("md").splitlines()[2].endswith("| baseline | baseline |")
-    assert made.to("md").splitlines()[3].endswith("| +10.00 (1 seed) | +0.00 (1 seed) |")
+    assert made.to("md").splitlines()[2].startswith("| local | 1 | baseline | baseline |")
+    assert made.to("md").splitlines()[3].startswith("| new | 1 | +0.00 (1 seed) | +10.00 (1 seed) |")
     (row,) = [row for row in csv.DictReader(io.StringIO(made.to("csv"))) if row["method"] == "new"]
     assert (row["personal_final_difference_low"], row["personal_final_difference_n"]) == ("", "1")
     said = "baseline 'local': 'new' has one seed in common with it, so there is no interval; run at least 3 seeds"
     assert made.notes == (said,)
+
+
+def with_clients(run: dict[str, Any], *personal: float | None) -> dict[str, Any]:
+    run["accuracy"]["personal"]["by_client"] = list(personal)
+    return run
+
+
+def test_the_interval_of_one_common_seed_is_over_clients() -> None:
+    runs = [with_clients(result("local", 0, 0.5), 0.5, 0.5, 0.5, None)]
+    runs += [with_clients(result("new", 0, 0.6), 0.5, 0.6, 0.7, 0.9)]
+    made = compare(runs)  # local is the baseline if nothing is said
+    assert made.baseline == "local"
+    gap = made.rows[1].differences["personal_final"]
+    assert gap is not None and gap.high is not None and (gap.n, gap.over) == (1, "clients")
+    # differences 0, 10, 20 of the clients in both runs: deviation 10; t with 2 degrees of freedom is 4.302653
+    assert gap.mean == pytest.approx(10.0)
+    assert gap.high - gap.mean == pytest.approx(4.302653 * 10 / 3**0.5, rel=1e-6)
+    assert "if there is one common seed, over clients" in made.caption
+    assert made.notes == (
+        "baseline 'local': 'new' has one seed in common with it, so the interval is over clients; "
+        "run at least 3 seeds",
+    )
+    assert compare(runs, baseline="none").baseline is None
+
+
+def with_metrics(run: dict[str, Any], **values: float) -> dict[str, Any]:
+    of_kind = {name: {"final": value, "by_client": [value], "by_round": [value]} for name, value in values.items()}
+    return {**run, "metrics": {"personal": {"worst_decile": {"final": 0.25}}, "global": of_kind}}
+
+
+def test_metrics_have_columns_and_the_lowest_loss_is_the_best() -> None:
+    runs = [with_metrics(result("a", 0, 0.5), auroc=0.75, log_loss=0.5)]
+    runs += [with_metrics(result("b", 0, 0.5), auroc=0.875, log_loss=1.5)]
+    made = compare(runs)
+    a, b = made.rows
+    assert a.values["global_auroc"] is not None and a.values["global_auroc"].mean == 75.0
+    assert b.values["global_log_loss"] is not None and b.values["global_log_loss"].mean == 1.5
+    assert a.values["personal_auroc"] is None
+    assert "global_auroc" in b.best and "global_log_loss" in a.best and "global_log_loss" not in b.best
+    head = made.to("md").splitlines()[0]
+    assert "| global AUROC |" in head and "| global log loss |" in head and "worst" not in head
+    one = compare(runs, metric="auroc", baseline="a")
+    assert one.to("md").splitlines()[0].startswith("| method | n | gain, global AUROC | gain, personal AUROC |")
+    gap = one.rows[1].differences["global_auroc"]
+    assert gap is not None and gap.mean == 12.5
+    assert compare(runs, metric="worst_decile").rows[0].values["personal_worst_decile"] is not None
+
+
+def test_an_unknown_or_unrecorded_metric_is_named() -> None:
+    with pytest.raises(InputError, match="there is no metric 'auc'; did you mean 'auroc'"):
+        compare([result("a", 0, 0.5)], metric="auc")
+    with pytest.raises(InputError, match=r"no run recorded 'auroc'; run with evaluate\.metrics=\[auroc\]"):
+        compare([result("a", 0, 0.5)], metric="auroc")
 
 
 def test_no_common_seed_and_two_are_said() -> None:

@@ -22,8 +22,13 @@ GROUP_BY = Annotated[
     typer.Option("--by", metavar="KEY", help="Config key to group runs by, besides the method. Repeatable."),
 ]
 BASELINE = Annotated[
-    str | None,
-    typer.Option("--baseline", metavar="NAME", help="Method to compare with, by paired differences over seeds."),
+    str,
+    typer.Option(
+        "--baseline",
+        metavar="NAME",
+        help="Method to compare with, by paired differences over seeds; none: no method.",
+        show_default="local, if it is among the runs",
+    ),
 ]
 JSON = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 QUIET = Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")]

@@ -18,7 +18,11 @@ def compare(
     folders: RUN_FOLDERS,
     by: GROUP_BY = None,
     format: Annotated[str, typer.Option(help="Output format: table, csv, md, latex or html.")] = "table",
-    baseline: BASELINE = None,
+    baseline: BASELINE = "auto",
+    metric: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Metric to compare instead of accuracy, such as auroc or worst_decile."),
+    ] = None,
 ) -> None:
     """Compare runs: mean and standard deviation over seeds, best value highlighted.
 
@@ -29,7 +33,7 @@ def compare(
 
     if format not in comparison.FORMATS:
         raise InputError(f"--format is '{format}'; {nearest(format, comparison.FORMATS)}")
-    print_comparison(comparison.compare(folders, by=by or (), baseline=baseline), format)
+    print_comparison(comparison.compare(folders, by=by or (), baseline=baseline, metric=metric), format)
 
 
 def print_comparison(compared: Comparison, format: str) -> None:

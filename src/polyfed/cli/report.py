@@ -20,7 +20,7 @@ def report(
         ),
     ] = None,
     by: GROUP_BY = None,
-    baseline: BASELINE = None,
+    baseline: BASELINE = "auto",
 ) -> None:
     """Write a self-contained HTML report for one or more runs.
 

@@ -2,40 +2,57 @@
 
 from __future__ import annotations
 
-from polyfed.comparison.table import Comparison, Difference, Row
+from polyfed.comparison.gain import Difference
+from polyfed.comparison.table import Comparison, Row
+
+GLOBAL, PERSONAL = "global_final", "personal_final"
+WHERE = {GLOBAL: "on the common test set", PERSONAL: "on the clients' own data"}
 
 
 def conclusion(compared: Comparison) -> str | None:
-    """Return a sentence on the row with the largest gain on the common test set, or None if none can be stated."""
-    gains = [(row, gain) for row in compared.rows if (gain := row.differences.get("global_final")) is not None]
-    if compared.baseline is None or not gains:
+    """Return a sentence on the row with the largest gain, or None if there is no baseline.
+
+    The gain is that on the common test set, or on the clients' own data if there is no common test set.
+    """
+    if compared.baseline is None:
         return None
-    row, gain = max(gains, key=lambda pair: pair[1].mean)
-    name, reached = " ".join(row.group.values()), row.values["global_final"]
-    if reached is None:
-        return None
-    start = f"{name} reaches {reached.mean:.1f} % on the common test set, {_gain(gain)} {compared.baseline}"
-    return f"{start}{_personal(row, compared.baseline)}.{_losers(compared)}"
+    for measure in (GLOBAL, PERSONAL):
+        gains = [(row, gain) for row in compared.rows if (gain := row.differences.get(measure)) is not None]
+        if gains:
+            row, gain = max(gains, key=lambda pair: pair[1].mean)
+            reached = row.values[measure]
+            mean = f"{reached.mean:.1f} % " if reached is not None else ""
+            start = f"{_name(row)} reaches {mean}{WHERE[measure]}, {_gain(gain)} {compared.baseline}"
+            price = _personal(row, compared.baseline) if measure == GLOBAL else ""
+            return f"{start}{_interval(gain)}{price}.{_losers(compared, measure)}"
+    return None
+
+
+def _name(row: Row) -> str:
+    """Return the method of a row, with its other settings in parentheses."""
+    first, *others = row.group.items()
+    settings = ", ".join(f"{key} {value}" for key, value in others)
+    return f"{first[1]} ({settings})" if settings else first[1]
 
 
 def _gain(gain: Difference) -> str:
-    words = f"{abs(gain.mean):.1f} points {'above' if gain.mean >= 0 else 'below'}"
-    return words if gain.low is None else f"{words} (95 % interval {gain.low:+.1f} to {gain.high:+.1f})"
+    return f"{abs(gain.mean):.1f} points {'above' if gain.mean >= 0 else 'below'}"
+
+
+def _interval(gain: Difference) -> str:
+    if gain.low is None:
+        return ""
+    return f" (95 % interval over {gain.over} {gain.low:+.1f} to {gain.high:+.1f})"
 
 
 def _personal(row: Row, baseline: str) -> str:
-    personal = row.differences.get("personal_final")
-    if personal is None:
-        return ""
-    side = "above" if personal.mean >= 0 else "below"
-    return f"; on the clients' own data it is {abs(personal.mean):.1f} points {side} {baseline}"
+    personal = row.differences.get(PERSONAL)
+    return "" if personal is None else f"; {WHERE[PERSONAL]} it is {_gain(personal)} {baseline}"
 
 
-def _losers(compared: Comparison) -> str:
-    """Name the methods whose gain on the common test set is negative."""
+def _losers(compared: Comparison, measure: str) -> str:
+    """Name the methods whose gain is negative."""
     losers = [
-        " ".join(row.group.values())
-        for row in compared.rows
-        if (gain := row.differences.get("global_final")) is not None and gain.mean < 0
+        _name(row) for row in compared.rows if (gain := row.differences.get(measure)) is not None and gain.mean < 0
     ]
-    return f" Below {compared.baseline} on the common test set: {', '.join(losers)}." if losers else ""
+    return f" Below {compared.baseline} {WHERE[measure]}: {', '.join(losers)}." if losers else ""

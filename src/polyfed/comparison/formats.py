@@ -10,19 +10,11 @@ import textwrap
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-if TYPE_CHECKING:
-    from polyfed.comparison.table import Comparison, Difference, Row
+from polyfed.comparison.measures import Measure, compared_measures
 
-HEADINGS = {
-    "personal_final": "personal final",
-    "personal_best": "personal best",
-    "global_final": "global final",
-    "global_best": "global best",
-    "mib_up": "MiB up",
-    "mib_down": "MiB down",
-    "seconds": "seconds",
-}
-DIGITS = {"mib_up": 3, "mib_down": 3, "seconds": 1}
+if TYPE_CHECKING:
+    from polyfed.comparison.gain import Difference
+    from polyfed.comparison.table import Comparison, Row
 
 
 class Cell(NamedTuple):
@@ -34,37 +26,38 @@ class Cell(NamedTuple):
 
 
 def headings(comparison: Comparison) -> list[Cell]:
-    cells = [Cell(key, name=True) for key in comparison.keys]
-    cells += [Cell("n"), *(Cell(heading) for heading in HEADINGS.values())]
-    if comparison.baseline is not None:
-        cells += [Cell("Δ personal final"), Cell("Δ global final")]
-    return cells
+    """Return the headings: keys, number of runs, gains over the baseline, then the other measures."""
+    cells = [Cell(key, name=True) for key in comparison.keys] + [Cell("n")]
+    gains = [f"gain, {measure.heading}" for measure in _with_gain(comparison)]
+    return [*cells, *map(Cell, gains), *(Cell(measure.heading) for measure in comparison.measures)]
 
 
 def cells_of(comparison: Comparison, row: Row) -> list[Cell]:
     cells = [Cell(row.group[key], name=True) for key in comparison.keys]
     cells.append(Cell(str(row.runs)))
-    for measure in HEADINGS:
-        spread = row.values[measure]
-        digits = DIGITS.get(measure, 2)
-        text = "-" if spread is None else f"{spread.mean:.{digits}f}"
+    for measure in _with_gain(comparison):
+        gap = row.differences.get(measure.key)
+        cells.append(Cell(_format_difference(gap, measure.digits) if row.differences else "baseline"))
+    for measure in comparison.measures:
+        spread = row.values[measure.key]
+        text = "-" if spread is None else f"{spread.mean:.{measure.digits}f}"
         # bytes are mostly equal for all seeds: leave out a standard deviation of 0.000
-        if spread is not None and spread.std is not None and (spread.std >= 0.0005 or "mib" not in measure):
-            text += f" ± {spread.std:.{digits}f}"
-        cells.append(Cell(text, best=measure in row.best))
-    if comparison.baseline is not None:
-        for measure in ("personal_final", "global_final"):
-            text = _format_difference(row.differences.get(measure)) if row.differences else "baseline"
-            cells.append(Cell(text))
+        if spread is not None and spread.std is not None and (spread.std >= 0.0005 or "mib" not in measure.key):
+            text += f" ± {spread.std:.{measure.digits}f}"
+        cells.append(Cell(text, best=measure.key in row.best))
     return cells
 
 
-def _format_difference(gap: Difference | None) -> str:
+def _with_gain(comparison: Comparison) -> tuple[Measure, ...]:
+    return () if comparison.baseline is None else compared_measures(comparison.measures)
+
+
+def _format_difference(gap: Difference | None, digits: int) -> str:
     if gap is None:
         return "-"
     if gap.low is None or gap.high is None:
-        return f"{gap.mean:+.2f} (1 seed)"
-    return f"{gap.mean:+.2f} [{gap.low:+.2f}, {gap.high:+.2f}]"
+        return f"{gap.mean:+.{digits}f} (1 seed)"
+    return f"{gap.mean:+.{digits}f} [{gap.low:+.{digits}f}, {gap.high:+.{digits}f}]"
 
 
 def _printable(text: str) -> str:
@@ -183,26 +176,23 @@ def comma_separated(comparison: Comparison) -> str:
     """Return CSV in full precision. The column `best` names the measures in which a row is the best."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    numbers = [f"{measure}_{part}" for measure in HEADINGS for part in ("mean", "std")]
-    gaps = ("personal_final", "global_final") if comparison.baseline is not None else ()
-    gap_parts = [f"{measure}_difference_{part}" for measure in gaps for part in ("mean", "low", "high", "n")]
-    writer.writerow([*map(_without_formula, comparison.keys), "n", *numbers, "best", *gap_parts])
+    numbers = [f"{measure.key}_{part}" for measure in comparison.measures for part in ("mean", "std")]
+    gains = [measure.key for measure in _with_gain(comparison)]
+    gain_parts = [f"{key}_difference_{part}" for key in gains for part in ("mean", "low", "high", "n", "over")]
+    writer.writerow([*map(_without_formula, comparison.keys), "n", *gain_parts, *numbers, "best"])
     for row in comparison.rows:
         line: list[object] = [_without_formula(row.group[key]) for key in comparison.keys]
         line.append(row.runs)
-        for measure in HEADINGS:
-            spread = row.values[measure]
+        for key in gains:
+            gap = row.differences.get(key)
+            values = [] if gap is None else [gap.mean, gap.low, gap.high, gap.n, gap.over]
+            line += ["" if value is None else value for value in values] or [""] * 5
+        for measure in comparison.measures:
+            spread = row.values[measure.key]
             line += ["", ""] if spread is None else [spread.mean, "" if spread.std is None else spread.std]
-        line.append(" ".join(measure for measure in HEADINGS if measure in row.best))
-        for measure in gaps:
-            gap = row.differences.get(measure)
-            line += ["", "", "", ""] if gap is None else [gap.mean, _blank(gap.low), _blank(gap.high), gap.n]
+        line.append(" ".join(measure.key for measure in comparison.measures if measure.key in row.best))
         writer.writerow(line)
     return text.getvalue()
-
-
-def _blank(value: float | None) -> float | str:
-    return "" if value is None else value
 
 
 def _without_formula(text: str) -> str:

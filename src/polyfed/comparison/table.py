@@ -4,39 +4,26 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from polyfed.comparison import formats
+from polyfed.comparison.gain import Difference, difference, few_seeds_notes
+from polyfed.comparison.measures import ACCURACIES, ACCURACY, COSTS, Measure, columns, compared_measures
 from polyfed.comparison.runs import Run, Source, load_runs
 from polyfed.errors import InputError, nearest
 from polyfed.runs.config_text import UNSET, flatten, format_value
-from polyfed.runs.records import Result
 
-MIB = 1 << 20
-CONFIDENCE = 0.95
-
-
-def _accuracy(kind: str, which: str) -> Callable[[Result], float | None]:
-    def read(result: Result) -> float | None:
-        measured = result.accuracy[kind]
-        return None if measured is None else 100.0 * float(getattr(measured, which))
-
-    return read
-
-
-# numeric columns: how each is read from a result, in the unit of the table (per cent, MiB, seconds)
-MEASURES: Mapping[str, Callable[[Result], float | None]] = {
-    "personal_final": _accuracy("personal", "final"),
-    "personal_best": _accuracy("personal", "best"),
-    "global_final": _accuracy("global", "final"),
-    "global_best": _accuracy("global", "best"),
-    "mib_up": lambda result: result.upload_bytes / MIB,
-    "mib_down": lambda result: result.download_bytes / MIB,
-    "seconds": lambda result: float(result.seconds),
+LOCAL = "local"  # method that every other is compared with by default
+AUTO, NO_BASELINE = "auto", "none"  # other values of `baseline`
+DESCRIPTIONS = {
+    "balanced_accuracy": "balanced accuracy in %: mean recall over classes",
+    "macro_f1": "macro F1 in %: mean over classes",
+    "auroc": "AUROC in %: each class against the rest",
+    "log_loss": "log loss in nats",
+    "calibration_error": "calibration error in %: 15 bins",
+    "worst_decile": "worst 10 %: mean accuracy of the worst 10 % of clients, in %",
 }
-ACCURACIES = ("personal_final", "personal_best", "global_final", "global_best")
-COMPARED = ("personal_final", "global_final")  # measures with differences to a baseline
 
 
 @dataclass(frozen=True)
@@ -49,19 +36,6 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Difference:
-    """Mean difference to the baseline over the `n` common seeds, with a 95 % confidence interval.
-
-    The interval is None for one common seed.
-    """
-
-    mean: float
-    low: float | None
-    high: float | None
-    n: int
-
-
-@dataclass(frozen=True)
 class Row:
     """A row of the comparison: the runs of one group."""
 
@@ -70,7 +44,7 @@ class Row:
     seeds: tuple[int, ...]
     values: Mapping[str, Spread | None]  # None: not measured
     best: frozenset[str] = frozenset()  # measures in which no comparable group has a higher mean
-    differences: Mapping[str, Difference | None] = field(default_factory=dict)
+    differences: Mapping[str, Difference | None] = field(default_factory=dict)  # to the baseline, by measure
 
 
 @dataclass(frozen=True)
@@ -80,6 +54,7 @@ class Comparison:
     keys: tuple[str, ...]
     rows: tuple[Row, ...]
     baseline: str | None = None
+    measures: tuple[Measure, ...] = (*ACCURACIES, *COSTS)
     notes: tuple[str, ...] = ()
 
     @property
@@ -90,8 +65,12 @@ class Comparison:
             "final = last round, best = best round, chosen on test data",
             "mean ± sample standard deviation over n runs",
         ]
+        for metric in dict.fromkeys(one.metric for one in self.measures if one.kind and one.metric != ACCURACY):
+            parts.append(DESCRIPTIONS[metric])
         if self.baseline is not None:
-            parts.append(f"Δ = mean difference to {self.baseline} over common seeds with 95 % t interval")
+            parts.append(f"gain = mean difference to {self.baseline}, with a 95 % t interval over common seeds")
+            if any(gap and gap.over == "clients" for row in self.rows for gap in row.differences.values()):
+                parts.append("if there is one common seed, over clients")
         return "; ".join(parts) + "."
 
     def to(self, format: str) -> str:
@@ -107,18 +86,31 @@ class Comparison:
         return formats.html_table(self)
 
 
-def compare(sources: Iterable[Source], *, by: str | Sequence[str] = (), baseline: str | None = None) -> Comparison:
+def compare(
+    sources: Iterable[Source],
+    *,
+    by: str | Sequence[str] = (),
+    baseline: str | None = AUTO,
+    metric: str | None = None,
+) -> Comparison:
     """Compare results or run folders, grouped by method and by the config keys `by`.
 
     `baseline` is a method, or a value of the first key if all runs have the same method. Each row then has its
-    differences to the baseline over common seeds.
+    differences to the baseline over common seeds. The default, 'auto', is `local` if it is among
+    the methods; 'none' and None are no method.
+    `metric` is a metric to show instead of accuracy, such as 'auroc'.
     """
     runs, skipped = load_runs(sources)
-    return compare_runs(runs, by=by, baseline=baseline, notes=skipped)
+    return compare_runs(runs, by=by, baseline=baseline, metric=metric, notes=skipped)
 
 
 def compare_runs(
-    runs: Sequence[Run], *, by: str | Sequence[str] = (), baseline: str | None = None, notes: Sequence[str] = ()
+    runs: Sequence[Run],
+    *,
+    by: str | Sequence[str] = (),
+    baseline: str | None = AUTO,
+    metric: str | None = None,
+    notes: Sequence[str] = (),
 ) -> Comparison:
     """Compare finished runs that were already loaded."""
     keys = _keys(runs, [by] if isinstance(by, str) else list(by))
@@ -126,8 +118,14 @@ def compare_runs(
     for run in runs:
         groups.setdefault(tuple(format_value(run.lookup(key)) for key in keys), []).append(run)
     ordered = dict(sorted(groups.items(), key=lambda item: [sort_key(part) for part in item[0]]))
-    spreads = {group: _spreads(members) for group, members in ordered.items()}
-    bests = _bests(keys, spreads)
+    measures = columns((run.result for run in runs), metric)
+    spreads = {group: _spreads(members, measures) for group, members in ordered.items()}
+    bests = _bests(keys, spreads, measures)
+    if baseline == NO_BASELINE:
+        baseline = None
+    elif baseline == AUTO:
+        methods = {group[keys.index("method")] for group in ordered} if "method" in keys else set()
+        baseline = LOCAL if LOCAL in methods and len(methods) > 1 else None
     baselines = _baselines(keys, ordered, baseline)
     rows = [
         Row(
@@ -136,12 +134,24 @@ def compare_runs(
             seeds=tuple(sorted({run.seed for run in members})),
             values=spreads[group],
             best=frozenset(m for m, best in bests[group].items() if _has_mean(spreads[group][m], best)),
-            differences=_differences(members, baselines[group]) if group in baselines else {},
+            differences={
+                measure.key: difference(members, baselines[group], measure) for measure in compared_measures(measures)
+            }
+            if group in baselines
+            else {},
         )
         for group, members in ordered.items()
     ]
     mixed = [note for group, members in ordered.items() if (note := _mixed_note(group, members))]
-    return Comparison(keys, tuple(rows), baseline, (*notes, *mixed, *_few_seeds_notes(rows, baseline)))
+    few = few_seeds_notes(
+        {
+            ", ".join(row.group.values()): row.differences
+            for row in rows
+            if any(row.values[measure.key] is not None for measure in compared_measures(measures))
+        },
+        baseline,
+    )
+    return Comparison(keys, tuple(rows), baseline, measures, (*notes, *mixed, *few))
 
 
 def _keys(runs: Sequence[Run], by: list[str]) -> tuple[str, ...]:
@@ -163,19 +173,21 @@ def sort_key(text: str) -> tuple[int, float, str]:
     return (0, number, text) if math.isfinite(number) else (1, 0.0, text)
 
 
-def _spreads(members: Sequence[Run]) -> dict[str, Spread | None]:
+def _spreads(members: Sequence[Run], measures: Sequence[Measure]) -> dict[str, Spread | None]:
     spreads: dict[str, Spread | None] = {}
-    for measure, read in MEASURES.items():
-        values = [value for run in members if (value := read(run.result)) is not None]
+    for measure in measures:
+        values = [value for run in members if (value := measure.read(run.result)) is not None]
         std = statistics.stdev(values) if len(values) > 1 else None
-        spreads[measure] = Spread(statistics.fmean(values), std, len(values)) if values else None
+        spreads[measure.key] = Spread(statistics.fmean(values), std, len(values)) if values else None
     return spreads
 
 
 def _bests(
-    keys: tuple[str, ...], spreads: Mapping[tuple[str, ...], Mapping[str, Spread | None]]
+    keys: tuple[str, ...],
+    spreads: Mapping[tuple[str, ...], Mapping[str, Spread | None]],
+    measures: Sequence[Measure],
 ) -> dict[tuple[str, ...], dict[str, float]]:
-    """Return for every group the highest mean of each accuracy among comparable groups.
+    """Return for every group the best mean of each accuracy and metric among comparable groups.
 
     With several methods, comparable groups agree in all other settings; with one method, all groups are comparable.
     A group without comparable groups has no best values.
@@ -188,8 +200,11 @@ def _bests(
     bests: dict[tuple[str, ...], dict[str, float]] = {}
     for group in spreads:
         comparable = [values for other, values in spreads.items() if setting(other) == setting(group)]
-        means = {m: [s.mean for values in comparable if (s := values[m]) is not None] for m in ACCURACIES}
-        bests[group] = {m: max(values) for m, values in means.items() if values} if len(comparable) > 1 else {}
+        bests[group] = {}
+        for measure in measures if len(comparable) > 1 else ():
+            means = [spread.mean for values in comparable if (spread := values[measure.key]) is not None]
+            if measure.kind and means:
+                bests[group][measure.key] = min(means) if measure.lower_is_better else max(means)
     return bests
 
 
@@ -212,57 +227,6 @@ def _baselines(
         for group in groups
         if group[column] != baseline
     }
-
-
-def _differences(members: Sequence[Run], base: Sequence[Run]) -> dict[str, Difference | None]:
-    differences: dict[str, Difference | None] = {}
-    for measure in COMPARED:
-        own, other = _by_seed(members, measure), _by_seed(base, measure)
-        differences[measure] = _interval([own[seed] - other[seed] for seed in sorted(own.keys() & other.keys())])
-    return differences
-
-
-def _by_seed(members: Sequence[Run], measure: str) -> dict[int, float]:
-    values: dict[int, list[float]] = {}
-    for run in members:
-        value = MEASURES[measure](run.result)
-        if value is not None:
-            values.setdefault(run.seed, []).append(value)
-    return {seed: statistics.fmean(repeated) for seed, repeated in values.items()}
-
-
-def _interval(differences: Sequence[float]) -> Difference | None:
-    """Return mean and t interval of paired differences. The interval needs two pairs."""
-    n = len(differences)
-    if n == 0:
-        return None
-    mean = statistics.fmean(differences)
-    if n == 1:
-        return Difference(mean, None, None, 1)
-    from scipy.special import stdtrit  # scipy.stats takes seconds to import
-
-    half = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * statistics.stdev(differences) / math.sqrt(n)
-    return Difference(mean, mean - half, mean + half, n)
-
-
-def _few_seeds_notes(rows: Sequence[Row], baseline: str | None) -> list[str]:
-    """Return warnings about differences over fewer than three common seeds."""
-    few: dict[int, list[str]] = {}
-    for row in rows:
-        # a measure may be missing in all runs: use the one with the most common seeds
-        n = max((gap.n if gap is not None else 0 for gap in row.differences.values()), default=3)
-        if n < 3:
-            few.setdefault(n, []).append(", ".join(row.group.values()))
-    consequences = {
-        0: "no seed in common with it, so there is no difference",
-        1: "one seed in common with it, so there is no interval; run at least 3 seeds",
-        2: "two seeds in common with it, so the interval is very wide; run at least 3 seeds",
-    }
-    notes = []
-    for n, names in sorted(few.items()):
-        listed = ", ".join(f"'{name}'" for name in names)
-        notes.append(f"baseline '{baseline}': {listed} {'has' if len(names) == 1 else 'have'} {consequences[n]}")
-    return notes
 
 
 def _mixed_note(group: tuple[str, ...], members: Sequence[Run]) -> str | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from polyfed.comparison.table import AUTO, NO_BASELINE
 from polyfed.errors import InputError
 from polyfed.report import figure_kinds, rendering
 from polyfed.report.figure_spec import COLORS, DARK_COLORS, Options
@@ -66,7 +67,7 @@ class Section:
 
 
 def write_report(
-    folders: Iterable[str | Path], out: str | Path, *, by: Sequence[str] = (), baseline: str | None = None
+    folders: Iterable[str | Path], out: str | Path, *, by: Sequence[str] = (), baseline: str = AUTO
 ) -> tuple[int, list[str]]:
     """Write the report on all runs in some folders. Return their number, and a message for each broken run."""
     path = Path(out)
@@ -85,7 +86,7 @@ def render(
     broken: dict[Path, str],
     *,
     by: Sequence[str] = (),
-    baseline: str | None = None,
+    baseline: str = AUTO,
 ) -> str:
     """Return the page as HTML."""
     import jinja2
@@ -141,9 +142,7 @@ def _heading(records: Sequence[RunRecord], broken: dict[Path, str]) -> tuple[str
     return f"Report on {total} run{'s' if total != 1 else ''}", subject + ", ".join(counts)
 
 
-def _results(
-    records: Sequence[RunRecord], broken: dict[Path, str], by: Sequence[str], baseline: str | None
-) -> Section:
+def _results(records: Sequence[RunRecord], broken: dict[Path, str], by: Sequence[str], baseline: str) -> Section:
     """Build the comparison of finished runs over seeds, and the table with a row for every run."""
     from polyfed.comparison import compare_runs
     from polyfed.comparison.formats import cells_of, headings
@@ -160,7 +159,7 @@ def _results(
             Table([cell(h.text, name=h.name) for h in headings(compared)], rows, caption, "Results over seeds")
         )
         section.notes += compared.notes
-    elif baseline is not None:
+    elif baseline not in {AUTO, NO_BASELINE}:
         raise InputError(f"there is no finished run to compare with the baseline '{baseline}'")
     if len(records) + len(broken) > 1 or not finished:
         section.tables.append(runs_table(records, broken))
