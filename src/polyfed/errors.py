@@ -30,9 +30,36 @@ class StateError(PolyfedError):
     """A saved state or checkpoint that is missing, damaged or could not be written."""
 
 
+MANY = 15  # if more names are valid and one is close, only that one is shown
+
+
+def closest(word: str, options: Iterable[str]) -> str | None:
+    """Return the valid name that a misspelt word is meant to be, or None if no name is similar enough."""
+    names = {name.lower(): name for name in sorted(options, reverse=True)}
+    wanted = word.lower()
+    match = difflib.get_close_matches(wanted, names, n=1, cutoff=0.75)
+    if not match:  # in short names, one letter may be wrong, missing or too many
+        match = [name for name in names if len(wanted) > 1 and _one_edit(wanted, name)][:1]
+    if not match:  # the beginning of one name
+        starts = [name for name in names if len(wanted) > 3 and name.startswith(wanted)]
+        match = starts if len(starts) == 1 else []
+    return names[match[0]] if match else None
+
+
 def nearest(word: str, options: Iterable[str]) -> str:
-    """Return a hint for a message about an unknown name: the closest valid name, and all valid names."""
+    """Return a hint for a message about an unknown name: the closest valid name, and all names if they are few."""
     names = sorted(options)
-    close = difflib.get_close_matches(word.lower(), [name.lower() for name in names], n=1, cutoff=0.5)
-    hint = next((f"did you mean '{name}'? " for name in names if close and name.lower() == close[0]), "")
-    return f"{hint}Known: {', '.join(names)}" if names else "there is none"
+    if not names:
+        return "there is none"
+    match = closest(word, names)
+    hint = f"did you mean '{match}'?" if match is not None else ""
+    return hint if hint and len(names) > MANY else f"{hint} Known: {', '.join(names)}".strip()
+
+
+def _one_edit(a: str, b: str) -> bool:
+    """Return whether inserting, deleting, replacing or swapping letters once makes the two words equal."""
+    if abs(len(a) - len(b)) > 1:
+        return False
+    start = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    swapped = a[start : start + 2] == b[start : start + 2][::-1] and a[start + 2 :] == b[start + 2 :]
+    return swapped or a[start + 1 :] == b[start + 1 :] or a[start:] == b[start + 1 :] or a[start + 1 :] == b[start:]

@@ -39,7 +39,7 @@ def error_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     [
         (["rond=3"], "unknown key 'rond'; did you mean 'rounds'?"),
         (["train.learning_rate=0.1"], "unknown key 'learning_rate' in 'train'"),
-        (["train.ls=0.1"], "unknown key 'ls' in 'train'; did you mean 'lr'?"),
+        (["train.ls=0.1"], "unknown key 'ls' in 'train'; did you mean 'train.lr'?"),
         (["rounds=ten"], "rounds is 'ten': expected a valid integer"),
         (["train.lr=.inf"], "train.lr is inf: expected a finite number"),
         (["rounds=2.5"], "rounds is 2.5"),
@@ -146,9 +146,9 @@ def test_resume_needs_a_run_folder(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["runn"], "No such command 'runn'"),
+        (["runn"], "there is no command 'runn'; did you mean 'run'?"),
         (["run"], "Missing argument 'CONFIG'"),
-        (["run", "quickstart", "--jsn"], "No such option"),
+        (["run", "quickstart", "--jsn"], "there is no option --jsn; did you mean --json?"),
         (["list", "method"], "there is no list of 'method'; did you mean 'methods'?"),
         (["sweep", "quickstart", "--jobs", "two"], "'two' is not a valid"),
         (["sweep", "quickstart", "--jobs", "0"], "--jobs is 0; expected 1 or more"),

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed import api
+from polyfed.engines import worker  # noqa: F401  (imports torch once, here)
 from polyfed.errors import PolyfedError
 from polyfed.experiment import Observer
 from polyfed.runs.records import RoundRecord

@@ -59,8 +59,9 @@ def _run(arguments: list[str] | None) -> int:
     except click.Abort:
         return STOPPED
     except click.ClickException as error:
-        command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "polyfed"
-        print_message(f"{command}: {error.format_message()}")
+        from polyfed.cli.usage_errors import usage_message
+
+        print_message(usage_message(error, sys.argv[1:] if arguments is None else arguments))
         return USAGE
 
 

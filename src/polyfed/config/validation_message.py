@@ -6,6 +6,7 @@ from typing import get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from polyfed.config.key_names import all_keys, meant_key
 from polyfed.errors import nearest
 
 
@@ -17,7 +18,9 @@ def validation_message(error: ValidationError, root: type[BaseModel]) -> str:
         section = _section_at(keys[:-1], root)
         known = [field.alias or name for name, field in section.model_fields.items()]
         inside = f" in '{'.'.join(keys[:-1])}'" if keys[:-1] else ""
-        return f"unknown key '{keys[-1]}'{inside}; {nearest(keys[-1], known)}"
+        meant = meant_key(".".join(keys), all_keys(root))
+        hint = nearest(keys[-1], known) if meant is None else f"did you mean '{meant}'?"
+        return f"unknown key '{keys[-1]}'{inside}; {hint}"
     reason = problem["msg"].removeprefix("Value error, ")
     reason = (reason[0].lower() + reason[1:]).replace("input should be", "expected")
     return f"{'.'.join(keys)} is {problem['input']!r}: {reason}"
