@@ -81,9 +81,9 @@ def address(runs: Path) -> Iterator[str]:
 
 
 @contextmanager
-def serving(root: Path, host: str = "127.0.0.1") -> Iterator[Dashboard]:
+def serving(root: Path, host: str = "127.0.0.1", **options: Any) -> Iterator[Dashboard]:
     """Serve a dashboard in this process."""
-    page = open_dashboard(root, host)
+    page = open_dashboard(root, host, **options)
     thread = Thread(target=page.serve, daemon=True)
     thread.start()
     while not page.server.started:
@@ -91,6 +91,7 @@ def serving(root: Path, host: str = "127.0.0.1") -> Iterator[Dashboard]:
     yield page
     page.server.should_exit = True
     thread.join(timeout=20)
+    assert not thread.is_alive()
 
 
 @pytest.fixture(scope="session")

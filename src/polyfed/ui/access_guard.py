@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HEADER = "x-polyfed-token"
 HEADERS = {
@@ -23,12 +24,11 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
-Next = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True)
 class AccessGuard:
-    """Middleware that rejects requests of other websites, and requests without the token where it is needed.
+    """Rules that reject requests of other websites, and requests without the token where it is needed.
 
     Requests that change something always need the token. Reading needs it unless the server is bound to loopback.
     """
@@ -46,14 +46,6 @@ class AccessGuard:
     def cookie(self) -> str:
         """The name of the cookie. It contains the port: browsers share cookies between the ports of a host."""
         return f"polyfed-token-{self.port}"
-
-    async def __call__(self, request: Request, call_next: Next) -> Response:
-        response = self.rejection(request)
-        if response is None:
-            response = self._login(request) or await call_next(request)
-        for name, value in HEADERS.items():
-            response.headers[name] = value
-        return response
 
     def rejection(self, request: Request) -> Response | None:
         """Return the error response for a request that is not allowed, or None if it is allowed."""
@@ -85,7 +77,7 @@ class AccessGuard:
             )
         )
 
-    def _login(self, request: Request) -> Response | None:
+    def login(self, request: Request) -> Response | None:
         """Move the token from the address of the first visit into a cookie."""
         if request.url.path != "/" or "token" not in request.query_params:
             return None
@@ -99,6 +91,29 @@ class AccessGuard:
         if not (port.isascii() and port.isdigit() and len(port) <= 5):
             name, port = host, "80"
         return int(port) == self.port and (name == "localhost" or is_loopback(name.strip("[]")))
+
+
+class GuardMiddleware:
+    """Middleware that applies a guard to every request and adds the security headers to every response."""
+
+    def __init__(self, app: ASGIApp, guard: AccessGuard) -> None:
+        self._app = app
+        self._guard = guard
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return  # nothing else is served
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
+            await send(message)
+
+        request = Request(scope)
+        answer = self._guard.rejection(request) or self._guard.login(request) or self._app
+        await answer(scope, receive, send_with_headers)
 
 
 def is_loopback(host: str) -> bool:

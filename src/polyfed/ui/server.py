@@ -13,14 +13,14 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
-from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from polyfed.comparison.palette import DARK, LIGHT
 from polyfed.errors import InputError, PolyfedError
-from polyfed.ui.access_guard import AccessGuard
+from polyfed.ui.access_guard import AccessGuard, GuardMiddleware
+from polyfed.ui.event_stream import MAX_STREAMS, EventStreams
 from polyfed.ui.run_index import RunIndex
 
 STATIC = Path(__file__).parent / "static"
@@ -42,15 +42,21 @@ class Dashboard:
         self.server.run(sockets=[self.listener])
 
 
-def open_dashboard(root: Path, host: str = "127.0.0.1", port: int = 0) -> Dashboard:
-    """Bind the address and create the server for the runs below `root`. Port 0 picks a free port."""
+def open_dashboard(
+    root: Path, host: str = "127.0.0.1", port: int = 0, *, max_streams: int = MAX_STREAMS
+) -> Dashboard:
+    """Bind the address and create the server for the runs below `root`. Port 0 picks a free port.
+
+    At most `max_streams` pages receive server-sent events; others poll.
+    """
     if not root.is_dir():
         raise InputError(f"there is no folder {root}; name a folder that holds runs")
     listener = _listen(host, port)
     port = listener.getsockname()[1]
     guard = AccessGuard(secrets.token_urlsafe(24), host, port)
+    streams = EventStreams(RunIndex(root.resolve()), max_streams)
     config = uvicorn.Config(
-        application(RunIndex(root.resolve()), guard),
+        application(streams, guard),
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -60,11 +66,14 @@ def open_dashboard(root: Path, host: str = "127.0.0.1", port: int = 0) -> Dashbo
     )
     name = f"[{host}]" if ":" in host else host
     address = f"http://{name}:{port}/" + ("" if guard.loopback_only else f"?token={guard.token}")
-    return Dashboard(address, uvicorn.Server(config), listener)
+    server = uvicorn.Server(config)
+    streams.closing = lambda: server.should_exit
+    return Dashboard(address, server, listener)
 
 
-def application(runs: RunIndex, guard: AccessGuard) -> Starlette:
+def application(streams: EventStreams, guard: AccessGuard) -> Starlette:
     """Create the web application."""
+    runs = streams.runs
     page = (STATIC / "index.html").read_text().replace("TOKEN", guard.token)
     files = {path.name: path.read_bytes() for path in STATIC.iterdir() if path.suffix in MEDIA_TYPES}
     files["palette.css"] = palette_css().encode()
@@ -80,6 +89,11 @@ def application(runs: RunIndex, guard: AccessGuard) -> Starlette:
 
     def changes(request: Request) -> Response:
         return json_response(runs.changes(_count(request.query_params.get("since", "0"))))
+
+    async def stream(request: Request) -> Response:
+        # a browser that connects again names the last event that it received
+        since = request.headers.get("last-event-id") or request.query_params.get("since", "0")
+        return streams.open(_count(since))
 
     def rounds(request: Request) -> Response:
         names = request.query_params.getlist("id")[:MAX_RUNS]
@@ -110,13 +124,14 @@ def application(runs: RunIndex, guard: AccessGuard) -> Starlette:
             Route("/", index),
             Route("/static/{name}", static),
             Route("/api/runs", changes),
+            Route("/api/stream", stream),
             Route("/api/rounds", rounds),
             Route("/api/config", config),
             Route("/api/details", details),
             Route("/api/embedding", embedding),
             Route("/api/stop", stop, methods=["POST"]),
         ],
-        middleware=[Middleware(BaseHTTPMiddleware, dispatch=guard)],
+        middleware=[Middleware(GuardMiddleware, guard=guard)],
         exception_handlers={PolyfedError: _error},
     )
 

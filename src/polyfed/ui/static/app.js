@@ -1,12 +1,13 @@
-// The page: polls the server about once a second and shows what changed. The opened and selected runs are in the URL.
+// The page: shows what the server reports about runs. The opened and selected runs are in the URL.
 
 import { Comparison } from "./compare.js";
 import { Detail } from "./detail.js";
 import { STATES, el } from "./format.js";
 import { List } from "./list.js";
 import { Split } from "./split.js";
+import { Updates } from "./updates.js";
 
-const INTERVAL = 800; // milliseconds between two requests
+const TICK = 1000; // milliseconds between two updates of ages
 const DETAILS_INTERVAL = 4000; // milliseconds between two requests for the details of a run that changes
 const MAX_SELECTED = 50; // runs in one comparison
 const token = document.querySelector("meta[name=polyfed-token]").content;
@@ -18,6 +19,7 @@ const selected = new Set();
 let opened = null;
 let view = "overview";
 let revision = 0;
+let clock = 0; // seconds by which the server's clock is ahead
 
 const list = new List({
   open: (id) => navigate({ open: id }),
@@ -82,21 +84,37 @@ async function request(path, options = {}) {
   return answer;
 }
 
-/** Fetch what changed in the list, then the rounds of the runs that are shown. */
-async function refresh() {
-  const answer = await request(`/api/runs?since=${revision}`);
-  if (answer.error) throw new Error(answer.error);
+/** Show changes of the list, then fetch the rounds of the runs that are shown. */
+async function apply(answer) {
   if (answer.full) runs.clear();
   answer.removed.forEach((id) => runs.delete(id));
   for (const run of answer.runs) runs.set(run.id, run);
   document.querySelector("#folder").textContent = answer.folder;
   list.update(answer.runs, answer.removed, answer.full);
-  list.updateAges(answer.now);
+  clock = answer.now - Date.now() / 1000;
+  tick();
   const changed = revision !== answer.revision;
   revision = answer.revision;
   if (changed) draw();
   await updateShown();
+}
+
+async function poll() {
+  const answer = await request(`/api/runs?since=${revision}`);
+  if (answer.error) throw new Error(answer.error);
+  await apply(answer);
   return answer.more;
+}
+
+function tick() {
+  if (!document.hidden) list.updateAges(Date.now() / 1000 + clock);
+}
+
+function status(mode, error) {
+  const text = mode === "lost" ? `no connection, retrying (${error})` : "live";
+  const connection = document.querySelector("#connection");
+  connection.className = mode;
+  if (connection.textContent !== text) connection.textContent = text;
 }
 
 /** Fetch the new rounds of opened and selected runs, and the configs and details that are needed. */
@@ -130,7 +148,11 @@ async function updateDetails() {
   const known = details.get(id);
   if (!summary || known?.summary === summary || performance.now() - (known?.time ?? -Infinity) < DETAILS_INTERVAL) return;
   details.set(id, { content: known?.content, summary, time: performance.now() });
-  details.get(id).content = await request(`/api/details?${new URLSearchParams({ id })}`);
+  try {
+    details.get(id).content = await request(`/api/details?${new URLSearchParams({ id })}`);
+  } catch {
+    details.delete(id); // no connection: ask again
+  }
   if (id === opened) draw();
 }
 
@@ -141,24 +163,6 @@ async function act(action, id) {
     return (await request(`/api/${action}`, { method: "POST", headers, body: JSON.stringify({ id }) })).error ?? null;
   } catch {
     return "The dashboard server does not respond.";
-  }
-}
-
-async function poll() {
-  const connection = document.querySelector("#connection");
-  for (;;) {
-    let more = false;
-    if (!document.hidden) {
-      try {
-        more = await refresh();
-        if (connection.textContent !== "live") connection.textContent = "live";
-        connection.className = "";
-      } catch (error) {
-        connection.textContent = `no connection, retrying (${error.message})`;
-        connection.className = "lost";
-      }
-    }
-    await new Promise((done) => setTimeout(done, more ? 0 : INTERVAL)); // the server reads a large folder in parts
   }
 }
 
@@ -176,4 +180,6 @@ document.addEventListener("keydown", (event) => {
 document.querySelector("#state").append(...Object.keys(STATES).map((state) => el("option", { value: state }, state)));
 addEventListener("popstate", applyUrl);
 applyUrl();
-poll();
+new Updates({ address: () => `/api/stream?since=${revision}`, poll, apply, status });
+setInterval(tick, TICK);
+setInterval(updateDetails, DETAILS_INTERVAL);
