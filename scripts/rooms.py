@@ -32,7 +32,7 @@ ROOMS: dict[str, Room] = {
     "cli": _room(
         "the commands, one module each",
         "__init__ api attack benchmarks catalogue comparison config core data deploy engines federation machine models "
-        "report runs ui",
+        "report runs trained ui",
     ),
     "benchmarks": _room(
         "measurements of time and memory, as ratios within one run",
@@ -47,7 +47,11 @@ ROOMS: dict[str, Room] = {
         "federations between real sites on Flower: coordinator, sites, keys, gateway",
         "__init__ api catalogue config core data engines experiment federation models runs trackers training",
     ),
-    "__init__": _room("the public Python interface: `import polyfed`", "api comparison core models"),
+    "__init__": _room("the public Python interface: `import polyfed`", "api comparison core models trained"),
+    "trained": _room(
+        "trained models: load them, predict with them, export them",
+        "api catalogue core data federation models runs training",
+    ),
     "api": _room(
         "`polyfed.run` and the other functions that mirror commands",
         "config core data experiment federation runs trackers",

@@ -10,13 +10,15 @@ if TYPE_CHECKING:
     from polyfed.api import resume, run
     from polyfed.comparison import compare
     from polyfed.core import register
+    from polyfed.trained.load import load_client
 
 __version__ = "0.1.0"
-__all__ = ["compare", "errors", "models", "register", "resume", "run"]
+__all__ = ["compare", "errors", "load_client", "models", "register", "resume", "run"]
 
 # public names and their modules, imported on first use so that `import polyfed` is fast
 _LAZY = {
     "compare": "polyfed.comparison",
+    "load_client": "polyfed.trained.load",
     "register": "polyfed.core",
     "resume": "polyfed.api",
     "run": "polyfed.api",

@@ -125,7 +125,7 @@ def execute(opened: OpenedRun, *, data: Dataset | None = None, observers: Sequen
     from polyfed.experiment import Experiment, versions  # imports torch
     from polyfed.federation import simulation
 
-    _import_user_code(config, folder)
+    import_user_code(config, folder)
     federation = simulation.build_federation(config, data=data)
 
     def note(sentence: str) -> None:
@@ -188,7 +188,7 @@ def _with_user_code(config: Config) -> Config:
     return config.model_copy(update={"imports": imports}).with_user_code(code.source)
 
 
-def _import_user_code(config: Config, folder: RunFolder) -> None:
+def import_user_code(config: Config, folder: RunFolder) -> None:
     """Import the user code of a run that is resumed, unless this process has the same code."""
     from polyfed.federation.user_code import collect_user_code
     from polyfed.federation.user_imports import import_user_file, import_user_modules

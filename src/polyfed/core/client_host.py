@@ -28,6 +28,7 @@ from polyfed.errors import PayloadError, PolyfedError, StateError
 from polyfed.training import Samples
 
 MEASURES = ("personal", "global")  # accuracies that an evaluation can measure
+EVALUATE = "evaluate"  # name of evaluations in random streams
 FRAME_START = 36  # length of a frame's start, which contains its digest
 
 
@@ -185,6 +186,15 @@ class Host:
 
     # evaluation
 
+    def evaluated_client(self, call: Call, task: Task, shared: bytes) -> Client:
+        """Return a client as evaluations use it: in the task's state, with what was published loaded into it."""
+        client = self._load(task.client, task.base).client
+        self._drop(task.client)  # the caller may keep it and change it
+        client.seed, client.round, client.fits = self._maker.seed, call.round, []
+        with rng.seeded(client.seed, "torch", client.name, call.round, EVALUATE):
+            self._prepare_prediction(client, call, task, shared)
+        return client
+
     def _evaluate(self, client: Client, call: Call, task: Task, shared: bytes) -> bytes:
         """Return encoded counts of correct predictions, and the requested metrics. What `adopt` changes is undone."""
         method = self._maker.method
@@ -195,15 +205,12 @@ class Host:
                     f"of {', '.join(PROBES)} alone"
                 )
         check_metrics(call.metrics)
-        client.step = "evaluate"
         adopts = type(method).adopt is not Method.adopt
         before = (weights_of(client.model), detached_copy(client.state)) if adopts else None
         reply: dict[str, Value] = {}
         try:
-            with rng.seeded(client.seed, "torch", client.name, call.round, "evaluate"):
-                if adopts:
-                    method.adopt(client, self._receive(call, task, shared, client))
-                client.model.eval()
+            with rng.seeded(client.seed, "torch", client.name, call.round, EVALUATE):
+                self._prepare_prediction(client, call, task, shared)
                 ways = {"": method.predict, **method.also_predict()}
                 for measure in call.measures:
                     samples = client.test if measure == "personal" else self._maker.global_test
@@ -218,6 +225,14 @@ class Host:
                 copy_into(client.model, before[0])
                 client.state = before[1]
         return encode(reply).data
+
+    def _prepare_prediction(self, client: Client, call: Call, task: Task, shared: bytes) -> None:
+        """Load what was published into a client, and set its model to evaluation mode."""
+        client.step = EVALUATE
+        method = self._maker.method
+        if type(method).adopt is not Method.adopt:
+            method.adopt(client, self._receive(call, task, shared, client))
+        client.model.eval()
 
     def _probe(self, client: Client, call: Call) -> bytes:
         """Return the encoded result of a probe of the client's own model."""

@@ -1,0 +1,54 @@
+"""Weights in safetensors files: read them, and load them into a model with an error that names what does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from polyfed.errors import InputError
+
+WEIGHTS = "model.safetensors"
+
+
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file, each with memory of its own."""
+    try:
+        content = safetensors.torch.load(file.read_bytes())
+    except OSError as error:
+        raise InputError(f"{file} cannot be read: {error.strerror}") from None
+    except Exception as error:  # safetensors raises its own types for files that are none
+        raise InputError(f"{file} is not a complete safetensors file ({error})") from None
+    return {name: tensor.clone() for name, tensor in content.items()}
+
+
+def check_weights(expected: Mapping[str, Tensor], weights: Mapping[str, Tensor], where: str) -> None:
+    """Raise `InputError` for the first tensor that is missing, unknown or of another shape or type."""
+    for name, tensor in expected.items():
+        if name not in weights:
+            raise InputError(f"{where} has no tensor '{name}', which the model has; it holds {_names(weights)}")
+        found = weights[name]
+        if found.shape != tensor.shape:
+            raise InputError(
+                f"{where}: '{name}' has shape {tuple(found.shape)}, but the model needs {tuple(tensor.shape)}"
+            )
+        if found.dtype != tensor.dtype:
+            raise InputError(f"{where}: '{name}' has type {found.dtype}, but the model needs {tensor.dtype}")
+    unknown = [name for name in weights if name not in expected]
+    if unknown:
+        raise InputError(f"{where} has the tensor '{unknown[0]}', which the model does not have")
+
+
+@torch.no_grad()
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
+    """Load weights into a model. Raise `InputError` if they do not fit; `where` names their source."""
+    check_weights(model.state_dict(), weights, where)
+    model.load_state_dict(weights, strict=True)
+
+
+def _names(weights: Mapping[str, Tensor]) -> str:
+    names = list(weights)
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") if names else "nothing"
