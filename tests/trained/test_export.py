@@ -85,7 +85,7 @@ def test_a_model_of_the_user_must_be_registered_first(tmp_path: Path) -> None:
     assert main(["export", str(tmp_path / "run"), "--client", "0", "-o", str(tmp_path / "models")]) == 0
     assert np.array_equal(polyfed.load_client(tmp_path / "models", 0).predict_proba(X), before)
     del registry._registered["flat"]
-    with pytest.raises(InputError, match="the model 'flat' of .* is not one of polyfed's; register it before"):
+    with pytest.raises(InputError, match=r"the model 'flat' of .* is not one of polyfed's; register it before"):
         polyfed.load_client(tmp_path / "models", 0)
 
 
