@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -98,5 +99,5 @@ def test_onnx_files_give_the_same_scores(method: str, client: str, tmp_path: Pat
     command = ["export", str(tmp_path / "run"), "--client", client, "--onnx", "-o", str(tmp_path / "models")]
     assert main(command) == 0
     folder = tmp_path / "models" / client
-    scores = ReferenceEvaluator(onnx.load(folder / "model.onnx")).run(None, {"samples": X})[0]
-    np.testing.assert_allclose(scores, polyfed.load_client(folder).scores(X).numpy(), rtol=1e-4, atol=1e-5)
+    outputs: Any = ReferenceEvaluator(onnx.load(folder / "model.onnx")).run(None, {"samples": X})
+    np.testing.assert_allclose(outputs[0], polyfed.load_client(folder).scores(X).numpy(), rtol=1e-4, atol=1e-5)
