@@ -141,22 +141,81 @@ def test_a_bug_is_one_sentence_with_its_traceback_in_the_folder(
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_a_sweep_goes_on_past_failures_and_skips_what_is_done() -> None:
-    sweep = [*COMMAND, "sweep", "quickstart", "method=local,fedavg,feddistill", *SERIAL, "--seeds", "0,1"]
-    first = subprocess.run([*sweep, "--out", "s"], capture_output=True, text=True, check=False)
-    assert first.returncode == 1
-    failures = [line for line in first.stderr.splitlines() if "failed: FedAvg needs one architecture" in line]
-    assert len(failures) == 2 and "Traceback" not in first.stderr
+def test_a_sweep_leaves_out_what_cannot_run_and_skips_what_is_done() -> None:
+    sweep = [
+        *COMMAND,
+        "sweep",
+        "quickstart",
+        "method=local,fedavg,feddistill",
+        *SERIAL,
+        "--seeds",
+        "0-1",
+        "--out",
+        "s",
+    ]
+    refused = subprocess.run(sweep, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2 and refused.stdout == "" and not Path("s").exists()
+    assert refused.stderr.startswith("polyfed: 1 of 3 settings cannot run, so nothing was started; fedavg-s0: FedAvg")
+    assert refused.stderr.endswith("to run the others, add --skip-invalid\n")
+    first = subprocess.run([*sweep, "--skip-invalid"], capture_output=True, text=True, check=True)
+    left_out = [line for line in first.stderr.splitlines() if "is left out: FedAvg needs one architecture" in line]
+    assert len(left_out) == 1 and "Traceback" not in first.stderr
     assert "Run folders: s" in first.stdout
-    folders = sorted(path.name for path in Path("s").iterdir())
-    assert len(folders) == 4 and not any("fedavg" in name for name in folders)
+    names = ["feddistill-s0", "feddistill-s1", "local-s0", "local-s1"]
+    assert sorted(path.name for path in Path("s").iterdir()) == names
     rows = [line.split()[:2] for line in first.stdout.splitlines() if line.startswith(("local", "feddistill"))]
     assert rows == [["feddistill", "2"], ["local", "2"]]
     stamps = {path: path.stat().st_mtime_ns for path in Path("s").rglob("*")}
     # the same runs again: nothing is left to do, so no process is started
     good = [part if "fedavg" not in part else "method=local,feddistill" for part in sweep[len(COMMAND) :]]
-    assert main([*good, "--out", "s"]) == 0
+    assert main(good) == 0
     assert {path: path.stat().st_mtime_ns for path in Path("s").rglob("*")} == stamps
+
+
+def test_a_sweep_goes_on_past_a_run_that_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("flawed.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from polyfed.core import register\n"
+        "from polyfed.methods.local import Local\n"
+        "@register('flawed')\n@dataclass(frozen=True)\n"
+        "class Flawed(Local):\n    bad: bool = False\n"
+        "    def round(self, server, cohort):\n"
+        "        if self.bad: raise ValueError('on purpose')\n        super().round(server, cohort)\n"
+    )
+    sweep = ["sweep", "quickstart", "imports=[flawed.py]", "method=flawed", "method.bad=false,true", *SERIAL]
+    assert main([*sweep, "--out", "s"]) == 1
+    out, err = capsys.readouterr()
+    assert "flawed-bad=true-s0 failed: ValueError: on purpose" in err and "Run folders: s" in out
+    assert Path("s", "flawed-bad=false-s0", "result.json").exists()
+
+
+def test_a_killed_sweep_takes_its_processes_along() -> None:
+    long = [setting if not setting.startswith("rounds") else "rounds=5000" for setting in SERIAL]
+    sweep = [*COMMAND, "sweep", "quickstart", *long, "--seeds", "0,1", "--out", "s", "--jobs", "2"]
+    child = subprocess.Popen(sweep, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    while len(_events_with_a_round()) < 2 and child.poll() is None:
+        time.sleep(0.05)
+    workers = _children_of_threads(child.pid)
+    assert len(workers) == 2
+    child.kill()
+    child.wait()
+    end = time.monotonic() + 60
+    while any(_runs(pid) for pid in workers):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    assert not list(Path().glob("s/*/result.json"))
+
+
+def _children_of_threads(pid: int) -> list[int]:
+    return [int(child) for task in Path(f"/proc/{pid}/task").glob("*/children") for child in task.read_text().split()]
+
+
+def _runs(pid: int) -> bool:
+    """Return whether a process exists and is not a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_a_stopped_sweep_leaves_checkpoints_and_no_process() -> None:

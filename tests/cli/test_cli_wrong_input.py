@@ -152,7 +152,10 @@ def test_resume_needs_a_run_folder(capsys: pytest.CaptureFixture[str]) -> None:
         (["list", "method"], "there is no list of 'method'; did you mean 'methods'?"),
         (["sweep", "quickstart", "--jobs", "two"], "'two' is not a valid"),
         (["sweep", "quickstart", "--jobs", "0"], "--jobs is 0; expected 1 or more"),
-        (["sweep", "quickstart", "--seeds", "0,-1"], "--seeds is '0,-1'; expected comma-separated integers"),
+        (
+            ["sweep", "quickstart", "--seeds", "0,-1"],
+            "--seeds is '0,-1'; expected integers of at least 0, such as 0,1,2 or 0-4",
+        ),
         (["sweep", "quickstart", "seed=0,1"], "'seed' cannot be an axis of a sweep; give seeds with --seeds"),
         (["sweep", "quickstart", "method=local,"], "'method=local,' has an empty value"),
         (["sweep", "quickstart", "rounds=1", "rounds=2"], "'rounds' is given 2 times"),

@@ -33,19 +33,24 @@ def sweep(
         ),
     ] = None,
     seeds: Annotated[
-        str | None, typer.Option(help="Random seeds, separated by commas.", show_default="the config's seed")
+        str | None, typer.Option(help="Random seeds, such as 0,1,2 or 0-4.", show_default="the config's seed")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the run folders.", show_default="runs/CONFIG-sweep")
     ] = None,
     jobs: Annotated[int | None, typer.Option(help="Number of runs at a time.", show_default="one per core")] = None,
+    skip_invalid: Annotated[
+        bool,
+        typer.Option("--skip-invalid", help="Leave out settings that cannot run. Otherwise they stop the sweep."),
+    ] = False,
     quiet: QUIET = False,
 ) -> None:
     """Run a grid of settings and seeds, and compare the results.
 
-    Finished runs are skipped and unfinished runs are resumed, so you can stop a sweep and start it again.
+    All settings are checked before the first run starts. Finished runs are skipped and unfinished runs are resumed,
+    so you can stop a sweep and start it again.
 
-    Example: polyfed sweep quickstart method=local,fedproto train.lr=0.01,0.1 --seeds 0,1,2
+    Example: polyfed sweep quickstart method=local,fedproto train.lr=0.01,0.1 --seeds 0-2
     """
     from polyfed import api
     from polyfed.config.loading import read_source
@@ -60,7 +65,7 @@ def sweep(
     unfinished = [run for run in runs if api.open_run(run.config, run.folder).result is None]
     if len(unfinished) < len(runs):
         print_message(f"{len(runs) - len(unfinished)} of {len(runs)} runs have finished already")
-    failed, stopped = _run_all(unfinished, jobs, quiet) if unfinished else ({}, {})
+    failed, stopped = _run_all(unfinished, jobs, quiet, skip_invalid) if unfinished else ({}, {})
     for name, message in failed.items():
         print_message(f"{name} failed: {message}")
     if stopped:
@@ -72,16 +77,44 @@ def sweep(
         raise typer.Exit(1)
 
 
-def _run_all(runs: list[SweepRun], jobs: int | None, quiet: bool) -> tuple[dict[str, str], dict[str, str]]:
-    """Run the runs of a sweep. Return the failed and the stopped ones, with a message each."""
+def _run_all(
+    runs: list[SweepRun], jobs: int | None, quiet: bool, skip_invalid: bool
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Check and run the runs of a sweep. Return the failed and the stopped ones, with a message each."""
     from polyfed.cli.progress import ProgressBoard
     from polyfed.cli.sweep_workers import SweepWorkers
 
     runs, count = allocate_cores(runs, jobs)
     with ProgressBoard(quiet=quiet, every_round=False) as board:
-        board.note(f"{len(runs)} runs, {count} at a time")
-        outcomes = SweepWorkers(runs, count, board).run_all()
+        workers = SweepWorkers(runs, count, board)
+        settings: dict[str, list[SweepRun]] = {}  # the runs of every setting, one per seed
+        for run in runs:
+            settings.setdefault(_without_seed(run), []).append(run)
+        invalid = workers.check_all([members[0] for members in settings.values()])
+        if workers.interrupted:
+            workers.close()
+            raise SweepStoppedError("stopped before the first run")
+        if invalid and (not skip_invalid or len(invalid) == len(settings)):
+            workers.close()
+            raise InputError(_refusal(invalid, len(settings)))
+        for name, message in invalid.items():
+            board.note(f"{name} is left out: {message}")
+        left_out = [run.name for members in settings.values() if members[0].name in invalid for run in members]
+        workers.leave_out(left_out)
+        board.note(f"{len(runs) - len(left_out)} runs, {count} at a time")
+        outcomes = workers.run_all()
     return outcomes.failed, outcomes.stopped
+
+
+def _without_seed(run: SweepRun) -> str:
+    return run.config.model_copy(update={"seed": 0}).hash()
+
+
+def _refusal(invalid: dict[str, str], settings: int) -> str:
+    name, message = next(iter(invalid.items()))
+    count = f"{len(invalid)} of {settings} settings cannot run, so nothing was started; " if settings > 1 else ""
+    advice = "; to run the others, add --skip-invalid" if len(invalid) < settings else ""
+    return f"{count}{name}: {message.rstrip('.')}{advice}"
 
 
 def allocate_cores(runs: list[SweepRun], jobs: int | None, cores: int | None = None) -> tuple[list[SweepRun], int]:

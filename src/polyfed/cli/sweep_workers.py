@@ -13,8 +13,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -49,16 +50,70 @@ class SweepWorkers:
         self._interrupts = 0
         self.outcomes = SweepOutcomes()
 
+    def check_all(self, runs: Sequence[SweepRun]) -> dict[str, str]:
+        """Check runs as `polyfed check` does. Return the message of each run that cannot work, by name."""
+        queue, messages = deque(runs), dict[str, str]()
+
+        def check(worker: int) -> None:
+            while not self._interrupts:
+                try:
+                    run = queue.popleft()
+                except IndexError:
+                    return
+                message = self._check(self._process(worker), run)
+                if message is not None:
+                    messages[run.name] = message
+
+        self._in_threads(check)
+        return {run.name: messages[run.name] for run in runs if run.name in messages}
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the user has stopped the sweep."""
+        return self._interrupts > 0
+
+    def leave_out(self, names: Collection[str]) -> None:
+        """Remove runs from the queue."""
+        self._queue = deque(run for run in self._queue if run.name not in names)
+
+    def close(self) -> None:
+        """End the processes."""
+        for process in self._processes.values():
+            with contextlib.suppress(OSError):
+                _pipe(process.stdin).close()  # the process ends at the end of its input
+            process.wait()
+
     def run_all(self) -> SweepOutcomes:
         """Run until the queue is empty or the user stops the sweep."""
-        threads = [threading.Thread(target=self._run_worker, args=(k,), daemon=True) for k in range(self._count)]
+        self._in_threads(self._run_worker)
+        self.close()
+        return self.outcomes
+
+    def _in_threads(self, target: Callable[[int], None]) -> None:
+        """Call a function once per worker, in parallel, and wait for all calls."""
+        threads = [threading.Thread(target=target, args=(k,), daemon=True) for k in range(self._count)]
         with self._handle_signals():
             for thread in threads:
                 thread.start()
             for thread in threads:
                 while thread.is_alive():
                     thread.join(0.2)  # a short timeout, so that signal handlers get to run
-        return self.outcomes
+
+    def _process(self, worker: int) -> subprocess.Popen[str]:
+        """Return the process of a worker. Start a new one if it has ended."""
+        process = self._processes.get(worker)
+        if process is None or process.poll() is not None:
+            process = self._processes[worker] = _start_process()
+        return process
+
+    def _check(self, process: subprocess.Popen[str], run: SweepRun) -> str | None:
+        try:
+            _send(process, run, check=True)
+            for text in _pipe(process.stdout):
+                return json.loads(text)["message"]  # type: ignore[no-any-return]
+        except OSError:
+            pass  # the process has closed its end of the pipe
+        return None if self._interrupts else f"its process ended with exit code {process.wait()}"
 
     def _run_worker(self, worker: int) -> None:
         """Send one run after another to a process. If the process dies, its run has failed and a new one starts."""
@@ -67,22 +122,13 @@ class SweepWorkers:
                 run = self._queue.popleft()
             except IndexError:
                 break
-            process = self._processes.get(worker)
-            if process is None or process.poll() is not None:
-                process = self._processes[worker] = _start_process()
+            process = self._process(worker)
             progress = self._progress[worker] = self._board.add(run.name)
             self._execute(process, run, progress)
-        last = self._processes.get(worker)
-        if last is not None:
-            with contextlib.suppress(OSError):
-                _pipe(last.stdin).close()  # the process ends at the end of its input
-            last.wait()
 
     def _execute(self, process: subprocess.Popen[str], run: SweepRun, progress: RunProgress) -> None:
         try:
-            request = {"config": run.config.to_dict(), "out": str(run.folder), "path": sys.path}
-            _pipe(process.stdin).write(json.dumps(request) + "\n")
-            _pipe(process.stdin).flush()
+            _send(process, run)
             for text in _pipe(process.stdout):
                 event = json.loads(text)
                 match event["event"]:
@@ -120,7 +166,8 @@ class SweepWorkers:
             for worker, process in list(self._processes.items()):
                 if process.poll() is None:
                     # before its first round a run has nothing to save, and SIGINT would print a traceback
-                    running = self._progress[worker].rounds > 0
+                    progress = self._progress.get(worker)
+                    running = progress is not None and progress.rounds > 0
                     polite = signal.SIGINT if running else signal.SIGTERM
                     process.send_signal(polite if self._interrupts < 3 else signal.SIGKILL)
 
@@ -136,6 +183,13 @@ def _start_process() -> subprocess.Popen[str]:
     # -P: do not put the working directory before installed packages; a request brings the command's own sys.path
     command = [sys.executable, "-P", "-m", "polyfed.cli.sweep_workers"]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def _send(process: subprocess.Popen[str], run: SweepRun, *, check: bool = False) -> None:
+    """Ask a process to run a run, or only to check it."""
+    request = {"config": run.config.to_dict(), "out": str(run.folder), "path": sys.path, "check": check}
+    _pipe(process.stdin).write(json.dumps(request) + "\n")
+    _pipe(process.stdin).flush()
 
 
 def _pipe(stream: Any) -> TextIO:
@@ -180,6 +234,7 @@ class _EventObserver:
 def serve() -> None:
     """Run the requests from stdin until its end."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored if the command runs in the background
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     # events go to the original stdout; what user code prints goes to stderr, so that it does not mix with them
     events = EventWriter(os.dup(sys.stdout.fileno()))
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -187,9 +242,34 @@ def serve() -> None:
         for text in sys.stdin:
             request = json.loads(text)
             sys.path[:] = request["path"]
-            _serve_request(Config.from_dict(request["config"]), Path(request["out"]), events)
+            config = Config.from_dict(request["config"])
+            if request["check"]:
+                events.write("checked", message=_check_config(config))
+            else:
+                _serve_request(config, Path(request["out"]), events)
     except (KeyboardInterrupt, BrokenPipeError):
         os._exit(STOPPED)  # the command has closed its end of the pipe
+
+
+def _end_with_parent(parent: int) -> None:
+    """End this process if the command that started it is gone, such as after `kill -9`."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(STOPPED)  # the pool's processes notice this and end as well
+
+
+def _check_config(config: Config) -> str | None:
+    """Return what `polyfed check` says against a config, or None."""
+    from polyfed.federation import simulation
+
+    try:
+        federation = simulation.build_federation(config)
+        federation.check(federation.profiles())
+    except PolyfedError as error:
+        return str(error)
+    except Exception as error:  # of the user's own method or model
+        return f"{type(error).__name__}: {error}"
+    return None
 
 
 def _serve_request(config: Config, out: Path, events: EventWriter) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import itertools
 import re
 from collections.abc import Mapping, Sequence
@@ -13,9 +13,9 @@ from typing import Any
 from polyfed.config.config import Config, parse
 from polyfed.config.early_checks import check_names
 from polyfed.config.loading import apply_overrides
+from polyfed.config.run_names import run_names
 from polyfed.errors import InputError
-
-MAX_NAME_LENGTH = 150  # of a run folder's name; file systems allow 255 bytes
+from polyfed.runs.folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,10 @@ class SweepRun:
 
 
 def plan_sweep(raw: Mapping[str, Any], axes: Sequence[str], seeds: Sequence[int], out: Path) -> list[SweepRun]:
-    """Return every run of the grid. Raise `InputError` for a wrong axis or config; data is not checked here."""
+    """Return every run of the grid. Raise `InputError` for a wrong axis or config; data is not checked here.
+
+    A run that is already in the folder `out` keeps its name.
+    """
     parsed = [_parse_axis(text) for text in axes]
     keys = [key for key, _ in parsed]
     for key in keys:
@@ -37,24 +40,51 @@ def plan_sweep(raw: Mapping[str, Any], axes: Sequence[str], seeds: Sequence[int]
         if key in {"name", "seed"}:
             reason = "give seeds with --seeds" if key == "seed" else "runs of a sweep are named after their settings"
             raise InputError(f"'{key}' cannot be an axis of a sweep; {reason}")
-    runs = []
-    for values in itertools.product(*(values for _, values in parsed)):
-        overrides = [f"{key}={value}" for key, value in zip(keys, values, strict=True)]
-        for seed in seeds:
-            name = folder_name(overrides, seed)
-            entries = {**apply_overrides(raw, overrides), "seed": seed, "name": name}
-            config = parse(entries, ", ".join(overrides) or "config")
-            check_names(config)
-            runs.append(SweepRun(name, config, out / name))
+    grid = [dict(zip(keys, values, strict=True)) for values in itertools.product(*(values for _, values in parsed))]
+    combinations: list[tuple[dict[str, Any], str]] = []
+    for values in grid:
+        overrides = [f"{key}={value}" for key, value in values.items()]
+        combinations.append((apply_overrides(raw, overrides), ", ".join(overrides) or "config"))
+    configs = [parse({**entries, "seed": seeds[0], "name": None}, where) for entries, where in combinations]
+    for config in configs:
+        check_names(config)
+    names = iter(run_names([str(config.method["name"]) for config in configs], grid, seeds))
+    existing = _existing_runs(out)
+    runs = [
+        _planned(config.model_copy(update={"seed": seed}), next(names), out, existing)
+        for config in configs
+        for seed in seeds
+    ]
+    return list({run.folder: run for run in runs}.values())  # values such as 1 and 1.0 are one run
+
+
+def _planned(config: Config, name: str, out: Path, existing: Mapping[str, Path]) -> SweepRun:
+    """Return a run with its folder: the one that it has from an earlier sweep, or a new one that is not taken."""
+    folder = existing.get(config.hash())
+    if folder is None:
+        folder = out / (f"{name}-{config.hash()[:6]}" if (out / name).exists() else name)
+    return SweepRun(folder.name, config.model_copy(update={"name": folder.name}), folder)
+
+
+def _existing_runs(out: Path) -> dict[str, Path]:
+    """Return the run folders in a folder by the hash of their config. Damaged ones are left out."""
+    runs: dict[str, Path] = {}
+    for path in sorted(out.iterdir()) if out.is_dir() else ():
+        if (path / "config.yaml").is_file():
+            with contextlib.suppress(InputError):
+                runs[parse(RunFolder(path).config(), str(path)).hash()] = path
     return runs
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Parse seeds such as '0,1,2'. Duplicates are dropped."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(re.fullmatch(r"\d+", part) for part in parts):
-        raise InputError(f"--seeds is '{text}'; expected comma-separated integers of at least 0, such as 0,1,2")
-    return list(dict.fromkeys(int(part) for part in parts))
+    """Parse seeds such as '0,1,2' or '0-4'. Duplicates are dropped."""
+    seeds: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+        if match is None or (match[2] is not None and int(match[2]) < int(match[1])):
+            raise InputError(f"--seeds is '{text}'; expected integers of at least 0, such as 0,1,2 or 0-4")
+        seeds += range(int(match[1]), int(match[2] or match[1]) + 1)
+    return list(dict.fromkeys(seeds))
 
 
 def split_values(text: str) -> list[str]:
@@ -73,15 +103,6 @@ def split_values(text: str) -> list[str]:
             parts.append(text[start:position])
             start = position + 1
     return [part.strip() for part in [*parts, text[start:]]]
-
-
-def folder_name(overrides: Sequence[str], seed: int) -> str:
-    """Return a readable folder name. Add a digest if characters had to be replaced, so that names stay unique."""
-    text = ",".join(overrides)
-    safe = re.sub(r"[^A-Za-z0-9._=,+-]+", "_", text).strip("_,.")
-    if safe != text or len(safe) > MAX_NAME_LENGTH:
-        safe = f"{safe[:MAX_NAME_LENGTH]}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
-    return f"{safe}-seed{seed}" if safe and overrides else f"seed{seed}"
 
 
 def _parse_axis(text: str) -> tuple[str, list[str]]:
