@@ -115,7 +115,7 @@ def test_decoders_of_another_shape_are_rejected() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"vtc": "regular", "decoder_norm": "group", "keep_own": True, "min_class_count": 4},
+        {"vtc": "regular", "decoder_norm": "group", "min_class_count": 4},
         {"recompute": False, "finetune_norms": "trained", "real_share": 0.5, "matching": 0.0, "spread": "learned"},
         {**PAPER, "spread": "learned", "real_share": 0.0, "skip_unknown": False, "decoder_lr": None},
     ],
@@ -162,23 +162,6 @@ def test_untuned_models_are_the_models_after_training() -> None:
         at.model.head.bias.add_(1.0)  # type: ignore[operator]
     assert torch.equal(method.predict_untuned(at, x), logits)
     assert not torch.equal(method.predict(at, x), logits)
-
-
-def test_own_classes_can_keep_the_model_before_fine_tuning() -> None:
-    at = client([0, 0, 1, 1])
-    x = client([0, 1, 2, 3]).train.inputs.float() / 255
-    at.model.eval()
-    at.state |= {"untuned": weights_of(at.model), "classes": torch.tensor([0, 1])}
-    before = at.model(x)
-    kept = FedVTC(keep_own=True)
-    for winner, expected in ((0, True), (3, False)):  # the tuned model sees an own class, then another one
-        with torch.no_grad():
-            at.model.head.bias.copy_(torch.eye(4)[winner] * 100)  # type: ignore[operator]
-        tuned = at.model(x)
-        assert torch.equal(kept.predict(at, x), before if expected else tuned)
-        assert torch.equal(FedVTC().predict(at, x), tuned)
-    with pytest.raises(InputError, match=r"method.keep_own needs method.keep_untuned"):
-        FedVTC(keep_own=True, keep_untuned=False)
 
 
 def test_variances_are_those_within_and_between_clients() -> None:

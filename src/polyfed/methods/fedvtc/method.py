@@ -20,7 +20,6 @@ from polyfed.core.averaging import WeightedMean
 from polyfed.core.class_tables import mean_over_clients
 from polyfed.core.client import weights_of
 from polyfed.core.client_profile import Layout, Profile
-from polyfed.errors import InputError
 from polyfed.methods.fedvtc.alternating_training import train_decoder, train_model
 from polyfed.methods.fedvtc.class_moments import class_moments, mean_and_variance
 from polyfed.methods.fedvtc.decoder import build_decoder, decoder_layout
@@ -61,8 +60,7 @@ class FedVTC(Method):
     skip_unknown: bool = True  # do not pull features to 0 while their class has no prototype
     min_class_count: int = 1  # do not send prototypes of classes with fewer samples
     recompute: bool = True  # activation checkpointing: less memory, about a third more computing time
-    keep_untuned: bool = True  # keep a copy of the model before fine-tuning and evaluate it as well
-    keep_own: bool = False  # predict samples of the client's own classes with the model before fine-tuning
+    keep_untuned: bool = True  # keep the client's own model, from before fine-tuning, and evaluate it as well
 
     needs = Needs(same_features=True, same_classes=True, images=True)
     sends = Sends(
@@ -76,11 +74,6 @@ class FedVTC(Method):
 
     def moments_width(self, profile: Profile) -> int:
         return 2 * profile.features
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.keep_own and not self.keep_untuned:
-            raise InputError("method.keep_own needs method.keep_untuned: true, the model before fine-tuning")
 
     def init(self, server: Server) -> None:
         server.state["prototypes"] = ClassTable.empty(server.features).without_counts()  # a missing row stands for 0
@@ -194,7 +187,6 @@ class FedVTC(Method):
         """Run lines 28 to 31 of Algorithm 1: fine-tune f_k on S synthetic samples of every class."""
         if self.keep_untuned:
             client.state["untuned"] = weights_of(client.model)
-            client.state["classes"] = torch.unique(client.train.labels)
         lr = self.finetune_lr or client.settings.lr
         settings = dataclasses.replace(client.settings, epochs=self.finetune_epochs, steps=None, lr=lr)
         fine_tune(
@@ -207,20 +199,12 @@ class FedVTC(Method):
             freeze_norms=self.finetune_norms == "frozen",
         )
 
-    def predict(self, client: Client, x: Tensor) -> Tensor:
-        """Predict with the fine-tuned model; with `keep_own`, own classes with the model before fine-tuning."""
-        logits = super().predict(client, x)
-        if not self.keep_own or "untuned" not in client.state:
-            return logits
-        own = torch.isin(logits.argmax(1), client.memory.tensor("classes"))
-        return torch.where(own[:, None], self.predict_untuned(client, x), logits)
-
     def also_predict(self) -> Mapping[str, Callable[[Client, Tensor], Tensor]]:
         return {"untuned": self.predict_untuned} if self.keep_untuned else {}
 
     def predict_untuned(self, client: Client, x: Tensor) -> Tensor:
         """Predict with the model as it was before fine-tuning."""
         if "untuned" not in client.state:
-            return super().predict(client, x)
+            return self.predict(client, x)
         logits: Tensor = functional_call(client.model, client.memory.weights("untuned"), (x,))
         return logits
