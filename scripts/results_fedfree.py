@@ -25,6 +25,8 @@ SETTINGS: dict[str, tuple[str, list[str], str]] = {
         "batch 10, SGD 0.01, measured every 5 rounds",
     ),
 }
+# the formulas of the paper taken literally, as in the preset fedfree-literal: the ablations and controls vary this
+LITERAL = ["method.start=random", "method.entropy_range=own", "method.candidate_scope=all_same_type"]
 CONTROLS = ("reversed-gain", "random-replacement", "frozen-server", "before-replacement")  # of fedfree_controls.py
 # by part of the method: what the paper claims, and the variants that are compared with the published method
 ABLATIONS: dict[str, tuple[str, dict[str, list[str]]]] = {
@@ -62,6 +64,8 @@ ABLATIONS: dict[str, tuple[str, dict[str, list[str]]]] = {
             "projection: block": ["method.projection=block"],
             "protect_head: true": ["method.protect_head=true"],
             "candidate_scope: updated_only": ["method.candidate_scope=updated_only"],
+            "entropy_range: pair": ["method.entropy_range=pair"],
+            "start: uploads": ["method.start=uploads"],
         },
     ),
 }
@@ -92,8 +96,14 @@ def main() -> None:
         commands = [
             pages.sweep(preset, [f"method={BASELINES}", *overrides], out=others / name, **runs),
             pages.sweep(preset, ["method=fedfree", *overrides], out=chosen.out / name, **runs),
+            pages.sweep(preset, ["method=fedfree", *LITERAL, *overrides], out=chosen.out / f"{name}-literal", **runs),
         ]
-        table = pages.comparison_table([others / name, chosen.out / name])
+        literal = [
+            {**run.result, "method": "fedfree, literal"}
+            for run in pages.finished_runs([chosen.out / f"{name}-literal"])
+        ]
+        default = [run.result for run in pages.finished_runs([others / name, chosen.out / name])]
+        table = pages.comparison_table([*default, *literal])
         parts.append(pages.section(title, table, commands=commands))
         if name == "digits":
             parts += [ablation(chosen.out, heading, chosen.seeds, chosen.jobs) for heading in ABLATIONS]
@@ -108,13 +118,15 @@ def main() -> None:
 
 
 def ablation(out: Path, heading: str, seeds: str, jobs: str) -> str:
-    """Compare the published method with variants of one of its parts, on digits."""
+    """Compare the literal method with variants of one of its parts, on digits."""
     claim, variants = ABLATIONS[heading]
-    folders = {"fedfree": out / "digits"}
+    folders = {"fedfree, literal": out / "digits-literal"}
     commands = []
     for label, overrides in variants.items():
         folders[label] = out / "ablations" / label.replace(": ", "-").replace(", ", "-").replace(" ", "-")
-        axes = overrides if label.startswith("fedfree-") else ["method=fedfree", *overrides]
+        replaced = {override.partition("=")[0] for override in overrides}
+        literal = [override for override in LITERAL if override.partition("=")[0] not in replaced]
+        axes = [*([] if "method" in replaced else ["method=fedfree"]), *overrides, *literal]
         commands.append(pages.sweep("quickstart", axes, seeds=seeds, out=folders[label], jobs=jobs))
     rows = [{**run.result, "method": label} for label, at in folders.items() for run in pages.finished_runs([at])]
     return pages.section(f"Ablation on digits: {heading}", claim, pages.comparison_table(rows), commands=commands)

@@ -57,6 +57,7 @@ def numbers(model: str, layer: str) -> int:
     return sum(tensor.numel() for found in layers if found.name == layer for tensor in found.tensors)
 
 
+LITERAL: dict[str, Any] = {"start": "random", "entropy_range": "own", "candidate_scope": "all_same_type"}
 # models of the five clients of the toy federation
 TINY4 = ["tiny-cnn", "tiny-resnet", "tiny-mobile", "tiny-mlp", "tiny-cnn"]
 
@@ -66,7 +67,7 @@ TINY4 = ["tiny-cnn", "tiny-resnet", "tiny-mobile", "tiny-mlp", "tiny-cnn"]
 
 @pytest.mark.parametrize("k", [1, 2, 9])
 def test_bytes_match_the_layers(k: int) -> None:
-    outcome, rounds = events_of({"k": k})
+    outcome, rounds = events_of({"k": k, **LITERAL})
     for stats, events in zip(outcome.round_stats, rounds, strict=True):
         up, down = events[UP], events[DOWN]
         sent = [numbers(TINY4[int(c)], n) for c, n in zip(listed(up, "clients"), listed(up, "layers"), strict=True)]
@@ -82,7 +83,7 @@ def test_bytes_match_the_layers(k: int) -> None:
 
 def test_bytes_by_hand() -> None:
     # the MLP on 8 x 8 pixels and 4 classes: 64 to 128 to 64 to 4
-    outcome, rounds = events_of({"k": 2}, changed={"models": {"group": ["tiny-mlp"]}})
+    outcome, rounds = events_of({"k": 2, **LITERAL}, changed={"models": {"group": ["tiny-mlp"]}})
     mlp = 64 * 128 + 128, 128 * 64 + 64, 64 * 4 + 4
     for events, stats in zip(rounds, outcome.round_stats, strict=True):
         index = {"backbone.trunk.layers.2": 0, "backbone.trunk.layers.4": 1, "head": 2}
@@ -177,7 +178,7 @@ def test_a_round_by_hand(linears: Any) -> None:
     maker = linears(features=5, settings={"lr": 0.5})
     clients = maker.several([0, 1, 2], [2, 2, 1], seeds=["a", "b"])
     outcome = run_rounds(
-        InMemoryClients(FedFree(k=1, pseudo="expected", server_lr=0.1), clients), wrap=recorder
+        InMemoryClients(FedFree(k=1, pseudo="expected", server_lr=0.1, **LITERAL), clients), wrap=recorder
     ).checked()
     sent = [
         unpack_layers(decode(message.frames[0])["layers"]) for message in recorder.up if message.steps == ("train",)
@@ -202,6 +203,24 @@ def test_a_round_by_hand(linears: Any) -> None:
         else:
             assert torch.equal(own, upload.weight)
     assert any(message.steps == ("insert",) for message in recorder.down)
+
+
+def test_global_layers_start_as_the_mean_of_their_first_uploads(linears: Any) -> None:
+    """Two clients, all layers: the mean of the uploads after round 1, a step of rate 0.2 towards them in round 2."""
+    recorder = RecordingEngine()
+    maker = linears(features=5, settings={"lr": 0.5})
+    clients = maker.several([0, 1, 2], [2, 2, 1], seeds=["a", "b"])
+    method = FedFree(k=2, pseudo="expected", server_lr=0.1)
+    outcome = run_rounds(InMemoryClients(method, clients), 2, wrap=recorder).checked()
+    sent = [unpack_layers(decode(up.frames[0])["layers"]) for up in recorder.up if up.steps == ("train",)]
+    assert len(sent) == 4
+    for layer in unpack_layers(outcome.server["layers"]):
+        first, second = (
+            torch.stack([u.weight.double() for upload in half for u in upload if u.name == layer.name]).mean(0)
+            for half in (sent[:2], sent[2:])
+        )
+        torch.testing.assert_close(layer.weight, (first - 0.2 * (first - second)).float())
+    assert outcome.server["sources"] == {"0": "", "1": ""}
 
 
 def test_the_most_changed_layers_are_uploaded(linears: Any) -> None:
@@ -285,6 +304,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"recalibrate_bn": True, "trim_download": True, "protect_head": True, "entropy": "tsallis"},
     {"layer_types": "depthwise,conv", "global_model": "tiny-mobile", "candidate_scope": "mapped_only", "k": 3},
     {"entropy": "collision", "server_steps": 3, "pseudo_batch": 8},
+    LITERAL,
 ]
 CHECKS = ["independent_of_client_order", "invalid_messages_refused", "failing_clients_tolerated"]
 

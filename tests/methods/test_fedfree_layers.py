@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from polyfed.core import rng
-from polyfed.methods.fedfree.entropy import weight_entropy
+from polyfed.methods.fedfree.entropy import entropy_gain, weight_entropy
 from polyfed.methods.fedfree.layers import KINDS, Layer, find_layers, most_changed, with_change
 from polyfed.models import build
 
@@ -72,6 +72,34 @@ def test_random_weights_have_more_entropy_than_heavy_tailed_ones() -> None:
     normal = torch.randn(50_000, generator=g)
     laplace = -torch.log(torch.rand(50_000, generator=g)) * torch.sign(torch.rand(50_000, generator=g) - 0.5)
     assert weight_entropy(uniform) > 7.9 > weight_entropy(normal) > 6.5 > weight_entropy(laplace)
+
+
+def test_the_gain_of_a_pair_by_hand() -> None:
+    # Over [0, 255] the bins have a width of 255/256. The received values 0 and 255 are in two bins: 1 bit. The own
+    # values 0 and 0.5 are both in the first one: 0 bits. Over its own range each of them has 1 bit.
+    received, own = torch.tensor([0.0, 255.0]), torch.tensor([0.0, 0.5])
+    assert weight_entropy(received) == weight_entropy(own) == 1.0
+    assert entropy_gain(received, own) == 1.0 and entropy_gain(own, received) == -1.0
+
+
+@quick
+@given(integers, integers, st.integers(1, 50), st.integers(-500, 500))
+def test_the_gain_is_antisymmetric_and_invariant_to_a_common_scale_and_shift(
+    a: list[int], b: list[int], c: int, d: int
+) -> None:
+    one, other = torch.tensor(a, dtype=torch.float64), torch.tensor(b, dtype=torch.float64)
+    gain = entropy_gain(one, other)
+    assert entropy_gain(other, one) == -gain and entropy_gain(one, one.flip(0)) == 0
+    assert entropy_gain(c * one + d, c * other + d) == gain
+
+
+def test_untrained_weights_have_no_gain_over_trained_ones() -> None:
+    # Training lengthens the tails. With common bins, weights that stayed in a narrow range have less entropy.
+    g = rng.generator("entropy")
+    untrained = 0.1 * (2 * torch.rand(5000, generator=g) - 1)
+    trained = 0.1 * torch.randn(5000, generator=g) * (1 + torch.rand(5000, generator=g))
+    assert weight_entropy(untrained) > weight_entropy(trained)
+    assert entropy_gain(untrained, trained) < 0
 
 
 # layers and their change

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from polyfed.methods.fedfree.global_model import fewest_layers, nearest_in_depth
 from polyfed.methods.fedfree.layer_messages import LayersField, pack_layers, unpack_layers
 from polyfed.methods.fedfree.layers import Layer, find_layers
 from polyfed.methods.fedfree.method import FedFree
-from polyfed.methods.fedfree.replacements import UploadedLayer, candidates
+from polyfed.methods.fedfree.replacements import UploadedLayer, learned_from_others, with_sources
 from polyfed.models import build
 from polyfed.testing.toy_federation import ToyFederation
 
@@ -53,32 +53,40 @@ def uploads(*weights: Tensor, client: str = "0") -> list[UploadedLayer]:
     ]
 
 
+# Eq. 6 with entropies over the range of each layer, and every global layer of the kind
+LITERAL: dict[str, Any] = {"entropy_range": "own", "candidate_scope": "all_same_type"}
+
+
 def chosen(
-    method: FedFree, layers: Sequence[Layer], sent: Sequence[UploadedLayer], updates: Sequence[int] = (1, 1, 1)
+    method: FedFree,
+    layers: Sequence[Layer],
+    sent: Sequence[UploadedLayer],
+    updates: Sequence[int] = (1, 1, 1),
+    sources: Mapping[str, str] | None = None,
 ) -> Any:
-    entropies = [method.entropy_of(layer) for layer in layers]
-    gains = candidates(sent, layers, entropies, updates, method.candidate_scope)
-    replacements = method.choose_replacements(server(), gains)
+    at = server()
+    at.state = {"updates": torch.tensor(updates), "sources": dict(sources or {})}
+    replacements = method.choose_replacements(at, method.candidates(at, layers, sent))
     return [(chosen.upload.layer.name, chosen.source, chosen.gain) for chosen in replacements]
 
 
 def test_the_largest_gain_is_chosen() -> None:
     # bits: EVEN 4, TWO 1, FLAT 0. The best of (1, 0) against (1, 4): 4 - 0.
-    assert chosen(FedFree(), net(TWO, EVEN), uploads(TWO, FLAT)) == [("l1", 1, 4.0)]
-    assert chosen(FedFree(), net(TWO, EVEN), uploads(TWO)) == [("l0", 1, 3.0)]
+    assert chosen(FedFree(**LITERAL), net(TWO, EVEN), uploads(TWO, FLAT)) == [("l1", 1, 4.0)]
+    assert chosen(FedFree(**LITERAL), net(TWO, EVEN), uploads(TWO)) == [("l0", 1, 3.0)]
 
 
 def test_without_gain_nothing_is_chosen() -> None:
-    assert chosen(FedFree(), net(EVEN), uploads(EVEN)) == []  # equal layers: exactly 0
-    assert chosen(FedFree(), net(TWO, FLAT), uploads(EVEN, TWO)) == []
+    assert chosen(FedFree(**LITERAL), net(EVEN), uploads(EVEN)) == []  # equal layers: exactly 0
+    assert chosen(FedFree(**LITERAL), net(TWO, FLAT), uploads(EVEN, TWO)) == []
 
 
 def test_ties_go_to_the_first_global_layer_then_to_the_first_of_the_client() -> None:
-    assert chosen(FedFree(), net(EVEN, EVEN.flip(0)), uploads(FLAT, FLAT)) == [("l0", 0, 4.0)]
+    assert chosen(FedFree(**LITERAL), net(EVEN, EVEN.flip(0)), uploads(FLAT, FLAT)) == [("l0", 0, 4.0)]
 
 
 def test_layers_of_another_kind_never_pair() -> None:
-    assert chosen(FedFree(), [conv(net(EVEN)[0])], uploads(FLAT)) == []
+    assert chosen(FedFree(**LITERAL), [conv(net(EVEN)[0])], uploads(FLAT)) == []
 
 
 @pytest.mark.parametrize(
@@ -87,13 +95,38 @@ def test_layers_of_another_kind_never_pair() -> None:
 def test_candidate_scopes(scope: Any, expected: int | None) -> None:
     layers = net(TWO, EVEN, TWO.T.contiguous())
     updates = (0, 0, 1) if expected is not None else (0, 0, 0)
-    replacements = chosen(FedFree(candidate_scope=scope), layers, uploads(FLAT), updates)
+    method = FedFree(entropy_range="own", candidate_scope=scope)
+    replacements = chosen(method, layers, uploads(FLAT), updates)
     assert [source for _, source, _ in replacements] == ([] if expected is None else [expected])
+
+
+@pytest.mark.parametrize(
+    ("sources", "sent"),
+    [({}, []), ({"0": "0"}, []), ({"1": "7"}, []), ({"0": "7"}, ["l0"]), ({"0": ""}, ["l0"])],
+    ids=["nobody", "the client itself", "another layer", "another client", "several clients"],
+)
+def test_partners_sends_only_the_mapped_layer_if_another_client_has_taught_it(
+    sources: Mapping[str, str], sent: list[str]
+) -> None:
+    # both global layers would be a gain; uploads are mapped to layer 0 and come from client "0"
+    method = FedFree(entropy_range="own", candidate_scope="partners")
+    replacements = chosen(method, net(TWO, EVEN), uploads(FLAT), sources=sources)
+    assert [(layer, source) for layer, source, _ in replacements] == [(layer, 0) for layer in sent]
+
+
+def test_sources_are_one_client_or_several() -> None:
+    one, other = uploads(FLAT, client="a"), uploads(FLAT, client="b")
+    assert with_sources({}, one) == {"0": "a"}
+    assert with_sources({"0": "a"}, one) == {"0": "a"}
+    assert with_sources({"0": "a"}, other) == with_sources({}, [*one, *other]) == {"0": ""}
+    assert with_sources({"0": ""}, one) == {"0": ""}
+    assert learned_from_others({"0": ""}, 0, "a") and learned_from_others({"0": "b"}, 0, "a")
+    assert not learned_from_others({"0": "a"}, 0, "a") and not learned_from_others({}, 0, "a")
 
 
 def control(name: str) -> FedFree:
     import_user_file(Path(__file__).parents[2] / "scripts" / "fedfree_controls.py")
-    method = catalogue.make({"name": name})
+    method = catalogue.make({"name": name, "start": "random", **LITERAL})
     assert isinstance(method, FedFree)
     return method
 
@@ -111,7 +144,7 @@ def test_controls_of_the_choice() -> None:
 def test_a_control_evaluates_before_replacement() -> None:
     results = []
     for method in (FedFree, type(control("fedfree-before-replacement"))):
-        with ToyFederation(method, {}) as toy:
+        with ToyFederation(method, {"start": "random", **LITERAL}) as toy:
             results.append(toy.experiment(toy.settings(rounds=1)))
     published, before = results
     assert published["state_hash"] == before["state_hash"]

@@ -28,7 +28,7 @@ from polyfed.core import (
 )
 from polyfed.core.payload import Value
 from polyfed.errors import InputError, PayloadError, nearest
-from polyfed.methods.fedfree.entropy import weight_entropy
+from polyfed.methods.fedfree.entropy import entropy_gain, weight_entropy
 from polyfed.methods.fedfree.global_model import fewest_layers, nearest_in_depth
 from polyfed.methods.fedfree.layer_messages import LayersField, pack_layers, unpack_layers
 from polyfed.methods.fedfree.layer_transfer import MappedLayers, average, distil, pseudo_data_shape
@@ -40,7 +40,9 @@ from polyfed.methods.fedfree.replacements import (
     UploadedLayer,
     candidates,
     largest_gains,
+    learned_from_others,
     record_exchange,
+    with_sources,
 )
 from polyfed.training.batchnorm import recalibrate
 
@@ -52,8 +54,10 @@ class FedFree(Method):
 
     No code is public. Where the paper leaves a choice open or contradicts itself, there is an option here: a layer
     that is larger than the received one keeps its remaining values (Eq. 7 sets them to zero), layers of different
-    shapes are compared where they overlap, and output distances are averaged over positions. docs/methods/fedfree.md
-    lists all differences from the paper, and docs/results/fedfree.md has measurements.
+    shapes are compared where they overlap, and output distances are averaged over positions. By default global layers
+    start from the first uploads, entropies of a pair of layers have the same bins, and a client receives only layers
+    that were learned from other clients. The preset `fedfree-literal` has none of this. docs/methods/fedfree.md lists
+    all differences from the paper, and docs/results/fedfree.md has measurements.
     """
 
     k: Annotated[int, Ge(1)] = 2  # layers that a client uploads in a round, at most
@@ -61,6 +65,7 @@ class FedFree(Method):
     layer_types: str = "conv,linear"  # kinds of layers that are shared: conv, linear, depthwise
     protect_head: bool = False  # do not share or replace classifier layers
     global_model: str | None = None  # the server's network; none: the client model with the fewest layers
+    start: Literal["uploads", "random"] = "uploads"  # global layers start as the mean of first uploads, or random
     sharing: Literal["pseudo", "average"] = "pseudo"  # global layers learn by Eq. 3 to 5, or become a mean of layers
     pseudo: Literal["sampled", "expected"] = "sampled"  # Eq. 3 on Gaussian pseudo-data, or its expectation
     pseudo_batch: Annotated[int, Ge(1)] = 64  # samples of pseudo-data for a global layer in a round
@@ -68,7 +73,10 @@ class FedFree(Method):
     server_steps: Annotated[int, Ge(1)] = 1  # gradient steps on Eq. 3 in a round
     entropy: Literal["shannon", "tsallis", "collision"] = "shannon"  # H of Eq. 6, of a histogram of the weights
     tsallis_q: Annotated[float, Gt(0)] = 2.0  # q of the Tsallis entropy
-    candidate_scope: Literal["all_same_type", "mapped_only", "updated_only"] = "all_same_type"  # layers to send back
+    entropy_range: Literal["pair", "own"] = "pair"  # range of the histograms: common to both layers, or of each layer
+    candidate_scope: Literal["partners", "mapped_only", "updated_only", "all_same_type"] = (
+        "partners"  # layers to send
+    )
     projection: Literal["flat", "block"] = "flat"  # Eq. 7 in row-major order, or where both layers overlap
     remainder: Literal["retain", "zero"] = "retain"  # values of a layer that is larger than the received one
     trim_download: bool = False  # do not send values that the client would not use
@@ -98,11 +106,12 @@ class FedFree(Method):
         net = find_layers(model, self.kinds, exclude=model.head if self.protect_head else None)
         server.state["layers"] = pack_layers([layer.clone() for layer in net])
         server.state["updates"] = torch.zeros(len(net), dtype=torch.int64)  # rounds in which a layer was updated
+        server.state["sources"] = {}  # by global layer, the client that it was learned from
 
     def round(self, server: Server, cohort: Cohort) -> None:
         mapped = [MappedLayers(layer) for layer in unpack_layers(server.state["layers"])]
         uploads = self.collect(server, cohort, mapped)  # lines 4 to 8
-        self.aggregate(server, mapped)  # lines 9 to 13
+        self.aggregate(server, mapped, uploads)  # lines 9 to 13
         self.distribute(server, cohort, uploads)  # lines 14 to 20
 
     def collect(self, server: Server, cohort: Cohort, mapped: Sequence[MappedLayers]) -> list[UploadedLayer]:
@@ -114,10 +123,16 @@ class FedFree(Method):
                 if layer.kind in kinds:
                     j = nearest_in_depth(layer, net)  # j = map(i, l)
                     mapped[j].add(layer)
-                    uploads.append(UploadedLayer(client, layer.to_meta(), j, self.entropy_of(layer)))
+                    uploads.append(self.uploaded(client, layer, j))
             if reply.number("not_finite"):
                 server.record("layers_not_finite", client=client, count=reply.number("not_finite"))
         return uploads
+
+    def uploaded(self, client: str, layer: Layer, mapped_to: int) -> UploadedLayer:
+        """Return what the choice of replacements needs of an upload: its entropy, or its weights for `pair`."""
+        if self.entropy_range == "own":
+            return UploadedLayer(client, layer.to_meta(), mapped_to, self.entropy_of(layer))
+        return UploadedLayer(client, layer, mapped_to)
 
     @step(down={"kinds": ScalarField("text")}, up={"layers": LayersField(), "not_finite": ScalarField(least=0)})
     def train(self, client: Client, msg: Payload) -> Reply:
@@ -135,16 +150,18 @@ class FedFree(Method):
             critical = most_changed(finite, self.k)
         return {"layers": pack_layers(critical), "not_finite": len(trained) - len(finite)}
 
-    def aggregate(self, server: Server, mapped: Sequence[MappedLayers]) -> None:
+    def aggregate(self, server: Server, mapped: Sequence[MappedLayers], uploads: Sequence[UploadedLayer]) -> None:
         """Update every global layer that client layers are mapped to."""
         net = [self.update_layer(server, layers) if layers.layers else layers.target for layers in mapped]
         updates = server.memory.tensor("updates") + torch.tensor([layers.layers > 0 for layers in mapped])
-        server.state = {"layers": pack_layers(net), "updates": updates}
+        sources = with_sources(server.state["sources"], uploads)
+        server.state = {"layers": pack_layers(net), "updates": updates, "sources": sources}
 
     def update_layer(self, server: Server, mapped: MappedLayers) -> Layer:
         """Return a global layer after Eq. 3 to 5: w_j <- w_j - alpha dL_D / dw_j, and the same for b_j."""
         target, inputs = mapped.target, None
-        if self.sharing == "average":
+        first = self.start == "uploads" and not server.memory.tensor("updates")[target.index]
+        if self.sharing == "average" or first:
             weight, bias = average(mapped)
         else:
             if self.pseudo == "sampled":  # the same pseudo-data for the global layer and all layers mapped to it
@@ -155,20 +172,40 @@ class FedFree(Method):
 
     def distribute(self, server: Server, cohort: Cohort, uploads: Sequence[UploadedLayer]) -> None:
         """Send each client the global layer with the largest positive gain for one of its layers."""
-        net, updates = unpack_layers(server.state["layers"]), server.memory.tensor("updates").tolist()
-        gains = candidates(uploads, net, [self.entropy_of(layer) for layer in net], updates, self.candidate_scope)
-        replacements = self.choose_replacements(server, gains)
+        net = unpack_layers(server.state["layers"])
+        replacements = self.choose_replacements(server, self.candidates(server, net, uploads))
         record_exchange(server, net, uploads, replacements)
         each = {chosen.upload.client: self.download(server, chosen, net[chosen.source]) for chosen in replacements}
         if each:
             cohort.call(self.insert, each=each)
+
+    def candidates(self, server: Server, net: Sequence[Layer], uploads: Sequence[UploadedLayer]) -> Candidates:
+        """Return, for each client, the global layers that may replace one of its layers, with their gain (Eq. 6)."""
+        updates, sources = server.memory.tensor("updates"), server.state["sources"]
+        entropies = [self.entropy_of(layer) for layer in net] if self.entropy_range == "own" else []
+
+        def in_scope(upload: UploadedLayer, j: int) -> bool:
+            if self.candidate_scope == "partners":  # the layer of the same depth, if it learned from another client
+                return j == upload.mapped_to and learned_from_others(sources, j, upload.client)
+            return {"all_same_type": True, "mapped_only": j == upload.mapped_to, "updated_only": bool(updates[j])}[
+                self.candidate_scope
+            ]
+
+        def gain(upload: UploadedLayer, layer: Layer) -> float:
+            if self.entropy_range == "own":
+                return entropies[layer.index] - upload.entropy
+            received, own = layer.weight, upload.layer.weight  # compare the values that would be exchanged
+            values = trim(received, own.shape, self.projection), trim(own, received.shape, self.projection)
+            return entropy_gain(*values, self.entropy, q=self.tsallis_q)
+
+        return candidates(uploads, net, in_scope, gain)
 
     def choose_replacements(self, server: Server, gains: Candidates) -> list[LayerReplacement]:
         """Return at most one replacement for each client (line 16)."""
         return largest_gains(gains)
 
     def entropy_of(self, layer: Layer) -> float:
-        """Return H of Eq. 6."""
+        """Return H of Eq. 6 over the layer's own range."""
         return weight_entropy(layer.weight, self.entropy, q=self.tsallis_q)
 
     def download(self, server: Server, chosen: LayerReplacement, source: Layer) -> Reply:

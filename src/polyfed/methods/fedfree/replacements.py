@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from polyfed.core import Server
+from polyfed.core.payload import Value
 from polyfed.methods.fedfree.layers import Layer
 
 
@@ -15,9 +16,9 @@ class UploadedLayer:
     """A layer that a client uploaded in this round."""
 
     client: str
-    layer: Layer  # shapes only
+    layer: Layer  # with its weights, or shapes only if the gain compares entropies that are already known
     mapped_to: int  # j = map(i, l), the index of the global layer that it is mapped to
-    entropy: float
+    entropy: float = 0.0  # H(theta_il) over its own range
 
 
 @dataclass(frozen=True)
@@ -30,29 +31,36 @@ class LayerReplacement:
 
 
 Candidates = Mapping[str, Sequence[LayerReplacement]]  # by client
-Scope = Literal["all_same_type", "mapped_only", "updated_only"]
+Scope = Literal["partners", "mapped_only", "updated_only", "all_same_type"]
 
 
 def candidates(
     uploads: Sequence[UploadedLayer],
     net: Sequence[Layer],
-    entropies: Sequence[float],
-    updates: Sequence[int],
-    scope: Scope = "all_same_type",
+    in_scope: Callable[[UploadedLayer, int], bool],
+    gain: Callable[[UploadedLayer, Layer], float],
 ) -> Candidates:
-    """Pair each uploaded layer with the global layers of its kind that are in scope.
-
-    `entropies` and `updates` are given for every global layer. `mapped_only` pairs an uploaded layer with the global
-    layer that it is mapped to, `updated_only` with the layers that have been updated in some round.
-    """
+    """Pair each uploaded layer with the global layers of its kind that are in scope for it."""
     pairs: dict[str, list[LayerReplacement]] = {upload.client: [] for upload in uploads}
     for upload in uploads:
         for layer in net:
-            j = layer.index
-            in_scope = {"all_same_type": True, "mapped_only": j == upload.mapped_to, "updated_only": updates[j] > 0}
-            if layer.kind == upload.layer.kind and in_scope[scope]:
-                pairs[upload.client].append(LayerReplacement(upload, j, entropies[j] - upload.entropy))
+            if layer.kind == upload.layer.kind and in_scope(upload, layer.index):
+                pairs[upload.client].append(LayerReplacement(upload, layer.index, gain(upload, layer)))
     return pairs
+
+
+def with_sources(sources: Value, uploads: Sequence[UploadedLayer]) -> dict[str, Value]:
+    """Return by global layer which client it was learned from, after these uploads; "" stands for several clients."""
+    known = dict(sources) if isinstance(sources, Mapping) else {}
+    for upload in uploads:
+        layer = str(upload.mapped_to)
+        known[layer] = upload.client if known.get(layer, upload.client) == upload.client else ""
+    return known
+
+
+def learned_from_others(sources: Value, layer: int, client: str) -> bool:
+    """Return whether a global layer was learned from uploads of other clients."""
+    return isinstance(sources, Mapping) and sources.get(str(layer), client) != client
 
 
 def largest_gains(gains: Candidates) -> list[LayerReplacement]:
