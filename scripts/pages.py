@@ -66,7 +66,7 @@ def versions(folder: Path) -> str:
     """Return the versions of the software that the runs in a folder were made with."""
     first = next(iter(sorted(folder.rglob("config.yaml"))))
     recorded = RunFolder(first.parent).config()["versions"]
-    return f"Versions: {', '.join(f'{name} {value}' for name, value in recorded.items())}."
+    return f"Versions: {', '.join(f'{name} {value}' for name, value in recorded.items() if name != 'code')}."
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -60,7 +60,11 @@ def page(folder: Path, commands: list[str]) -> str:
     """The whole page, from the run folders alone."""
     first = next(folder.rglob("config.yaml"))
     versions = RunFolder(first.parent).config()["versions"]
-    lines = [INTRODUCTION, f"Versions: {', '.join(f'{name} {value}' for name, value in versions.items())}.", ""]
+    lines = [
+        INTRODUCTION,
+        f"Versions: {', '.join(f'{name} {value}' for name, value in versions.items() if name != 'code')}.",
+        "",
+    ]
     for name, command in zip(SETTINGS, commands, strict=True):
         lines += [
             f"## {TITLES[name]}",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyfed.config import Config, loading, parse
+from polyfed.config import Config, code_digest, loading, parse
 from polyfed.errors import InputError
 from polyfed.runs.atomic_files import check_folder_creatable
 from polyfed.runs.folder import RunFolder
@@ -29,6 +29,7 @@ def run(
     data: Dataset | Mapping[str, Any] | None = None,
     method: str | type[Method] | Method | Mapping[str, Any] | None = None,
     out: str | Path | None = None,
+    force: bool = False,
     observers: Sequence[Observer] = (),
     **overrides: Any,
 ) -> Result:
@@ -36,7 +37,8 @@ def run(
 
     `source` is a config file, the name of a preset or a mapping; `overrides` are top-level config keys. `data` may be
     an open dataset, and `method` your own method class or an object of it. If the run folder exists, resume the run,
-    or return its result if it has finished.
+    or return its result if it has finished. Raise `InputError` if the folder was made with other settings or other
+    code. With `force`, move an existing folder to `NAME.old-1` (or the next free number) and run again.
     """
     from polyfed.data.dataset import Dataset
 
@@ -58,6 +60,7 @@ def run(
     result = run_config(
         _with_user_code(parse(raw)),
         out=Path(out) if out else None,
+        force=force,
         data=data if isinstance(data, Dataset) else None,
         observers=observers,
     )
@@ -73,36 +76,82 @@ class OpenedRun:
     folder: RunFolder
     exists: bool
     result: Result | None  # None if the run has not finished
+    code: Mapping[str, str]  # digests of the user's code
+    replace: bool = False  # move the existing folder away and run again
 
 
-def open_run(config: Config, out: Path | None = None) -> OpenedRun:
+class ChangedRunError(InputError):
+    """The run folder was made with other settings or other code."""
+
+
+FORCE = "use --force (in Python force=True) to keep the old folder as {old} and run again"
+
+RESTART = "use polyfed run with --force (in Python polyfed.run with force=True) to keep the old folder as {old}"
+
+
+def open_run(config: Config, out: Path | None = None, *, force: bool = False, remedy: str = FORCE) -> OpenedRun:
     """Examine the run folder of a config. Write nothing, and do not import torch.
 
-    Raise `InputError` if the folder belongs to another config or is not a run folder.
+    Raise `InputError` if the folder belongs to another config, was made with other code, or is not a run folder. With
+    `force`, the run will move an existing run folder away; otherwise the message offers `remedy`.
     """
     folder = RunFolder(run_path(config, out))
     exists = folder.exists()
-    if exists and read_config(folder).hash() != config.hash():
-        raise InputError(
-            f"the run folder {folder.path} exists with another config; choose another name or --out, or remove it"
-        )
     if not exists and folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
         raise InputError(f"{folder.path} exists and is not a run folder; choose another name or --out")
     check_folder_creatable(folder.path)
-    return OpenedRun(config, folder, exists, folder.result() if exists else None)
+    code = code_digest.code_digests(config)
+    if exists and force:
+        return OpenedRun(config, folder, False, None, code, replace=True)
+    if exists and read_config(folder).hash() != config.hash():
+        raise ChangedRunError(
+            f"the run folder {folder.path} exists with another config; choose another name or --out, or "
+            + remedy.format(old=folder.next_old_path().name)
+        )
+    if exists:
+        _check_code(folder, config, code, remedy)
+    return OpenedRun(config, folder, exists, folder.result() if exists else None, code)
+
+
+def _check_code(folder: RunFolder, config: Config, code: Mapping[str, str], remedy: str) -> None:
+    """Raise `InputError` if a run was made with other code of the user or another version of polyfed."""
+    recorded = folder.config().get("versions")
+    changes = code_digest.describe_changes(
+        recorded if isinstance(recorded, Mapping) else {},
+        {"polyfed": code_digest.polyfed_version(), "code": code},
+        (folder.user_code(), config.user_code),
+    )
+    if changes:
+        raise ChangedRunError(
+            f"the code of the run in {folder.path} has changed: {changes}; choose another name or --out, or "
+            + remedy.format(old=folder.next_old_path().name)
+        )
 
 
 def open_existing_run(path: Path) -> OpenedRun:
-    """Open a run folder with the config that it records. Raise `InputError` if it is not a run folder."""
+    """Open a run folder with the config that it records.
+
+    Raise `InputError` if it is not a run folder, or if the run has not finished and its code has changed.
+    """
     folder = RunFolder(path)
-    return OpenedRun(read_config(folder), folder, True, folder.result())
+    config, result = read_config(folder), folder.result()
+    if result is not None:
+        return OpenedRun(config, folder, True, result, {})
+    code = code_digest.code_digests(config)
+    _check_code(folder, config, code, RESTART)
+    return OpenedRun(config, folder, True, None, code)
 
 
 def run_config(
-    config: Config, *, out: Path | None = None, data: Dataset | None = None, observers: Sequence[Observer] = ()
+    config: Config,
+    *,
+    out: Path | None = None,
+    force: bool = False,
+    data: Dataset | None = None,
+    observers: Sequence[Observer] = (),
 ) -> Result:
     """Run a parsed config and return its result. Resume an unfinished run; return the result of a finished one."""
-    return execute(open_run(config, out), data=data, observers=observers)
+    return execute(open_run(config, out, force=force), data=data, observers=observers)
 
 
 def resume(path: str | Path, *, observers: Sequence[Observer] = ()) -> Result:
@@ -129,7 +178,8 @@ def execute(opened: OpenedRun, *, data: Dataset | None = None, observers: Sequen
     federation = simulation.build_federation(config, data=data)
 
     def note(sentence: str) -> None:
-        folder.event("note", message=sentence)
+        if not opened.replace:  # the folder still holds the old run
+            folder.event("note", message=sentence)
         for observer in observers:
             observer.note(sentence)
         if not observers:
@@ -137,8 +187,10 @@ def execute(opened: OpenedRun, *, data: Dataset | None = None, observers: Sequen
 
     with trackers.track_run(config.track, tracking, note) as tracker_observers:
         experiment = Experiment(federation, folder, [*observers, *tracker_observers])
+        if opened.replace:
+            folder.set_aside()
         if not opened.exists:
-            settings = {**config.to_dict(), "name": config.run_name, "versions": versions()}
+            settings = {**config.to_dict(), "name": config.run_name, "versions": {**versions(), "code": opened.code}}
             folder.create(settings, config.user_code)
         return experiment.run()
 
@@ -176,29 +228,30 @@ def _with_user_code(config: Config) -> Config:
     """Return the config with the code that workers need to know its models and method."""
     if "torch" not in sys.modules:
         return config  # nothing can have been registered
-    from polyfed.federation.user_code import collect_user_code
+    from polyfed.federation.user_code import collect_user_code, fingerprints_as_code
+    from polyfed.federation.user_imports import check_current
 
     try:
-        code = collect_user_code(config)
+        config = config.with_user_code(collect_user_code(config))
     except InputError:
-        if config.engine.name == "serial":
-            return config  # everything is in this process
-        raise
-    imports = list(dict.fromkeys([*config.imports, *code.imports]))
-    return config.model_copy(update={"imports": imports}).with_user_code(code.source)
+        if config.engine.name != "serial":
+            raise
+        return config.with_user_code(fingerprints_as_code(config))  # everything is in this process
+    check_current({*code_digest.code_digests(config)} - {*code_digest.file_digests(config.imports)})
+    return config
 
 
 def import_user_code(config: Config, folder: RunFolder) -> None:
     """Import the user code of a run that is resumed, unless this process has the same code."""
-    from polyfed.federation.user_code import collect_user_code
-    from polyfed.federation.user_imports import import_user_file, import_user_modules
+    from polyfed.federation.user_code import collect_user_code, fingerprints_as_code
+    from polyfed.federation.user_imports import import_user_modules
 
     if not config.user_code:
         return
     import_user_modules(config.imports)
     try:
-        present = collect_user_code(config).source
+        present = collect_user_code(config)
     except InputError:
-        present = ""
+        present = fingerprints_as_code(config)
     if present != config.user_code:
-        import_user_file(folder.user_code_file.resolve())
+        import_user_modules([str(folder.user_code_file.resolve())])

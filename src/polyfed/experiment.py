@@ -9,7 +9,7 @@ import contextlib
 import platform
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -226,7 +226,7 @@ class Experiment:
             server_state=self.server.state,
             digests=door.ledger.digests,
             other_memory=engine.peak_memory(),
-            versions=versions(),
+            versions={**versions(), "code": self._recorded_code()},
             source=self.federation.source,
             guard=self.federation.guard,
         )
@@ -236,6 +236,11 @@ class Experiment:
         return result
 
     # helpers
+
+    def _recorded_code(self) -> Mapping[str, str]:
+        """Return the digests of the code that the run started with; files may have changed since."""
+        recorded = self.folder.config().get("versions")
+        return recorded.get("code", {}) if isinstance(recorded, Mapping) else {}
 
     def _record_upload(self, call: Call, client: str, frame: bytes) -> None:
         """Write a reply to the run folder, if the config records this client's uploads."""

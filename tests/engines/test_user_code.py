@@ -217,3 +217,50 @@ def test_a_class_without_a_name_is_refused() -> None:
 
     with pytest.raises(polyfed.errors.InputError, match="has no name"):
         polyfed.run("quickstart", method=Nameless)
+
+
+@pytest.mark.parametrize("engine", ["serial", "pool"])
+def test_a_redefined_class_of_a_notebook_is_refused_until_force(tmp_path: Path, engine: str) -> None:
+    run = f"""
+import json
+def start(**more):
+    try:
+        more |= {{"method": "own-training", "engine": {{"name": "{engine}"}}}}
+        result = polyfed.run("quickstart", {SETTINGS}, out="r", **more)
+        print(json.dumps(result))
+    except polyfed.errors.InputError as error:
+        print(json.dumps({{"refused": str(error)}}))
+"""
+    redefined = METHOD.replace("client.fit()", "client.fit(epochs=2)")
+    again = "start()\nstart(force=True)\nstart()"
+    first, refused, second, same = results_of(
+        notebook(tmp_path, MODELS, REGISTER, METHOD, run, "start()", redefined, again)
+    )
+    assert (
+        "the code of the run in r has changed: the code of the session has changed (OwnTraining)"
+        in refused["refused"]
+    )
+    assert "force=True" in refused["refused"] and "r.old-1" in refused["refused"]
+    assert first["state_hash"] != second["state_hash"] == same["state_hash"]
+    assert first["config_hash"] != second["config_hash"]
+    old = json.loads((tmp_path / "r.old-1" / "result.json").read_text())
+    assert old["state_hash"] == first["state_hash"]
+
+
+def test_code_that_cannot_be_sent_identifies_a_serial_run(tmp_path: Path) -> None:
+    """A model of a session without source: its compiled code is compared."""
+    run = f"""
+def start():
+    try:
+        result = polyfed.run("quickstart", {SETTINGS}, method="local", engine={{"name": "serial"}}, out="r")
+        return result["state_hash"]
+    except polyfed.errors.InputError as error:
+        return str(error)
+first, same = start(), start()
+polyfed.models.register("A", Wide, head="head")
+print(json.dumps([first, same, start()]))
+"""
+    done = start(tmp_path, "-c", "import json\n" + MODELS + REGISTER + run)
+    assert done.returncode == 0, done.stderr
+    first, same, refused = json.loads(done.stdout)
+    assert first == same and "the code of the session has changed;" in refused

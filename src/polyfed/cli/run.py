@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polyfed.cli.arguments import CONFIG, JSON, OVERRIDES, QUIET
+from polyfed.cli.arguments import CONFIG, FORCE, JSON, OVERRIDES, QUIET
 from polyfed.cli.output import print_message, print_result, print_text
 from polyfed.errors import PolyfedError
 
@@ -23,11 +23,12 @@ def run(
     config: CONFIG,
     overrides: OVERRIDES = None,
     out: Annotated[Path | None, typer.Option(help="The run folder.", show_default="runs/NAME")] = None,
+    force: FORCE = False,
     json: JSON = False,
     quiet: QUIET = False,
 ) -> None:
     """Run an experiment. If the run folder already exists, resume from its last checkpoint, or print the result if
-    the run has finished.
+    the run has finished. If it was made with other settings or other code, stop with a message.
 
     Example: polyfed run quickstart method=fedproto rounds=20
     """
@@ -37,7 +38,7 @@ def run(
 
     parsed = load_config(config, overrides or [])
     check_names(parsed)
-    _run_and_print(api.open_run(parsed, out), json, quiet)
+    _run_and_print(api.open_run(parsed, out, force=force), json, quiet)
 
 
 def resume(

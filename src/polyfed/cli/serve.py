@@ -56,7 +56,7 @@ def serve(
     if not insecure:
         chosen = with_sites(chosen, list(SiteRegistry(home).sites()), RunFolder(api.run_path(chosen, out)), home)
     chosen = chosen.model_copy(update={"engine": chosen.engine.model_copy(update={"name": "flower"})})
-    opened = api.open_run(chosen, out)
+    opened = api.open_run(chosen, out, remedy="move the folder away")
     folder, result = opened.folder, opened.result
     prefix = INSECURE_PREFIX if insecure else ""
 

@@ -39,6 +39,10 @@ def sweep(
         Path | None, typer.Option(help="Folder for the run folders.", show_default="runs/CONFIG-sweep")
     ] = None,
     jobs: Annotated[int | None, typer.Option(help="Number of runs at a time.", show_default="one per core")] = None,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Run again what was run with other settings or code. Old folders are kept."),
+    ] = False,
     skip_invalid: Annotated[
         bool,
         typer.Option("--skip-invalid", help="Leave out settings that cannot run. Otherwise they stop the sweep."),
@@ -52,7 +56,6 @@ def sweep(
 
     Example: polyfed sweep quickstart method=local,fedproto train.lr=0.01,0.1 --seeds 0-2
     """
-    from polyfed import api
     from polyfed.config.loading import read_source
     from polyfed.config.sweep import parse_seeds, plan_sweep
 
@@ -62,7 +65,7 @@ def sweep(
     chosen_seeds = parse_seeds(seeds) if seeds is not None else [raw.get("seed", 0)]
     folder = out or Path("runs") / f"{Path(config).stem}-sweep"
     runs = plan_sweep(raw, axes or [], chosen_seeds, folder)
-    unfinished = [run for run in runs if api.open_run(run.config, run.folder).result is None]
+    unfinished = _unfinished(runs, force)
     if len(unfinished) < len(runs):
         print_message(f"{len(runs) - len(unfinished)} of {len(runs)} runs have finished already")
     failed, stopped = _run_all(unfinished, jobs, quiet, skip_invalid) if unfinished else ({}, {})
@@ -75,6 +78,22 @@ def sweep(
     print_text(f"Run folders: {folder}")
     if failed:
         raise typer.Exit(1)
+
+
+def _unfinished(runs: list[SweepRun], force: bool) -> list[SweepRun]:
+    """Return the runs that have not finished. With `force`, those with other settings or code are run again."""
+    from polyfed import api
+
+    unfinished = []
+    for run in runs:
+        try:
+            if api.open_run(run.config, run.folder).result is None:
+                unfinished.append(run)
+        except api.ChangedRunError:
+            if not force:
+                raise
+            unfinished.append(dataclasses.replace(run, force=True))
+    return unfinished
 
 
 def _run_all(

@@ -187,7 +187,8 @@ def _start_process() -> subprocess.Popen[str]:
 
 def _send(process: subprocess.Popen[str], run: SweepRun, *, check: bool = False) -> None:
     """Ask a process to run a run, or only to check it."""
-    request = {"config": run.config.to_dict(), "out": str(run.folder), "path": sys.path, "check": check}
+    settings = {"config": run.config.to_dict(), "out": str(run.folder), "force": run.force}
+    request = {**settings, "path": sys.path, "check": check}
     _pipe(process.stdin).write(json.dumps(request) + "\n")
     _pipe(process.stdin).flush()
 
@@ -246,7 +247,7 @@ def serve() -> None:
             if request["check"]:
                 events.write("checked", message=_check_config(config))
             else:
-                _serve_request(config, Path(request["out"]), events)
+                _serve_request(config, Path(request["out"]), request["force"], events)
     except (KeyboardInterrupt, BrokenPipeError):
         os._exit(STOPPED)  # the command has closed its end of the pipe
 
@@ -272,14 +273,14 @@ def _check_config(config: Config) -> str | None:
     return None
 
 
-def _serve_request(config: Config, out: Path, events: EventWriter) -> None:
+def _serve_request(config: Config, out: Path, force: bool, events: EventWriter) -> None:
     from polyfed.cli.run import record_crash
 
     try:
         from polyfed.api import run_config
 
         with record_crash(out):
-            run_config(config, out=out, observers=[_EventObserver(events)])
+            run_config(config, out=out, force=force, observers=[_EventObserver(events)])
         events.write("done")
     except PolyfedError as error:
         events.write("ended", code=error.exit_code, message=str(error))

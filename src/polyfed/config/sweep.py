@@ -25,6 +25,7 @@ class SweepRun:
     name: str
     config: Config
     folder: Path
+    force: bool = False  # move the existing run folder away
 
 
 def plan_sweep(raw: Mapping[str, Any], axes: Sequence[str], seeds: Sequence[int], out: Path) -> list[SweepRun]:

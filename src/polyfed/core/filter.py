@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
@@ -67,3 +67,9 @@ def register(name: str) -> Callable[[type[F]], type[F]]:
 def registered() -> Mapping[str, type[ServerFilter]]:
     """Return the filters that are registered in this process, by name."""
     return dict(_REGISTERED)
+
+
+def forget(modules: Collection[str]) -> None:
+    """Remove the filters that modules registered, before the modules are imported again."""
+    for name in [name for name, value in _REGISTERED.items() if value.__module__ in modules]:
+        del _REGISTERED[name]

@@ -11,6 +11,7 @@ from typing import Any
 
 from polyfed import trackers
 from polyfed.config import Config, size_in_bytes
+from polyfed.config.code_digest import code_digests
 from polyfed.deploy.agreement import SITES
 from polyfed.deploy.flower_adapter import Grid
 from polyfed.deploy.offers import Offer, check_offer
@@ -62,7 +63,8 @@ def run_over_sites(
     with trackers.track_run(config.track, tracking, notify) as watchers:
         experiment = Experiment(plan, folder, [*observers, *watchers], engine)
         if not folder.exists():
-            folder.create({**config.to_dict(), "name": config.run_name, "versions": versions()})
+            made_with = {**versions(), "code": code_digests(config)}
+            folder.create({**config.to_dict(), "name": config.run_name, "versions": made_with})
         record.save(link.offers)
         return experiment.run()
 

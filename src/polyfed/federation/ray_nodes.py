@@ -47,7 +47,7 @@ def host_on_node(description: Mapping[str, Any], files: Sequence[bytes], store: 
         for name, content in zip(FILES, files, strict=True):
             (Path(folder) / name).write_bytes(content)
         dataset = str(_local_dataset(description))
-        local = {**description, "indices": folder, "dataset": dataset, "search": sys.path}
+        local = {**description, "indices": folder, "dataset": dataset, "search": sys.path, "code": {}}
         federation = SimulatedFederation.from_description(local)
     engine = federation.config.engine
     return Host(federation, store, size_in_bytes(engine.memory_budget), size_in_bytes(engine.message_limit))

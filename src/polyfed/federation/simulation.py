@@ -17,6 +17,7 @@ import torch
 
 from polyfed import catalogue
 from polyfed.config import Config, size_in_bytes
+from polyfed.config.code_digest import check_unchanged, code_digests
 from polyfed.core import rng
 from polyfed.core.client import Client
 from polyfed.core.client_host import Host
@@ -135,6 +136,7 @@ class SimulatedFederation(ServerFederation):
             "own_models": {
                 name: user_code.fingerprint(own.factory) for name, own in user_code.own_models(self.config).items()
             },
+            "code": code_digests(self.config),
             "search": sys.path,
             "store": "",
             # calibrated once, here: workers need no privacy accountant
@@ -154,6 +156,7 @@ class SimulatedFederation(ServerFederation):
         """Rebuild the federation of `describe_for_workers` in a worker."""
         config = Config.from_dict(description["config"])
         sys.path[:] = description["search"]
+        check_unchanged(description["code"])
         import_user_modules(description["imports"])
         folder = Path(description["indices"])
         if (folder / USER_CODE).stat().st_size:

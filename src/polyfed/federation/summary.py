@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polyfed.config import Config
+from polyfed.config.code_digest import config_hash
 from polyfed.core.codec import encode
 from polyfed.core.payload import Value
 from polyfed.guards.privacy import PrivacyGuard
@@ -27,7 +28,7 @@ def summary(
     server_state: Mapping[str, Value],
     digests: Mapping[str, str],
     other_memory: int,
-    versions: Mapping[str, str],
+    versions: Mapping[str, Any],
     source: str,
     guard: PrivacyGuard | None = None,
 ) -> Result:
@@ -46,7 +47,7 @@ def summary(
             "seed": config.seed,
             "rounds": config.rounds,
             "clients": config.clients,
-            "config_hash": config.hash(),
+            "config_hash": config_hash(config, versions),
             "versions": dict(versions),
             "data": {"dataset": config.data.dataset, "source": source},
             "accuracy": {kind: _accuracy(kind, history) for kind in KINDS},

@@ -9,14 +9,15 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import os
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
 from polyfed.config import Config
+from polyfed.config.code_digest import MODULE_PREFIX, file_digests
 from polyfed.core.method import registered as registered_methods
 from polyfed.errors import InputError
 from polyfed.federation.source_capture import REMEDY, SourceModule, find_source, has_file
@@ -27,27 +28,45 @@ from polyfed.models.registry import OwnModel, registered_models
 HEADER = '"""Code that this run needs in other processes, written by polyfed.run."""\n'
 
 
-@dataclass(frozen=True)
-class UserCode:
-    """What other processes import to know a run's models and method."""
+def collect_user_code(config: Config) -> str:
+    """Return the text of a module that registers a config's models and method in other processes.
 
-    imports: tuple[str, ...] = ()  # files and modules
-    source: str = ""  # text of a module
-
-
-def collect_user_code(config: Config) -> UserCode:
-    """Return the code that registers a config's models and method. Raise `InputError` if it cannot be sent."""
+    Leave out what `imports` of the config registers. Raise `InputError` if code cannot be sent.
+    """
     writer = _Writer()
+    for kind, name, value, head in _own_code(config):
+        if kind == "method":
+            reference = writer.reference(value, f"the method {value.__qualname__}")
+            if writer.in_session(value):  # the file of other methods registers them
+                writer.lines.append(f"polyfed.register({name!r})({reference})")
+        else:
+            reference = writer.reference(value, f"the model '{name}'")
+            if reference is not None:
+                writer.lines.append(f"polyfed.models.register({name!r}, {reference}, head={head!r})")
+    return writer.text
+
+
+def fingerprints_as_code(config: Config) -> str:
+    """Return a module without code, with digests of a config's models and method, which identify the run."""
+    digests = {f"{kind} {name}": (fingerprint(value), head) for kind, name, value, head in _own_code(config)}
+    text = "The code of this run cannot be read, so only the session that defines it can resume the run."
+    return f'"""{text}"""\n\nDIGESTS = {digests!r}\n' if digests else ""
+
+
+def _own_code(config: Config) -> Iterator[tuple[str, str, Any, str | None]]:
+    """Yield kind, name, object and head of a config's method and models that `imports` does not register."""
+    imported = file_digests(config.imports)
+
+    def is_imported(module: str) -> bool:
+        file = getattr(sys.modules.get(module), "__file__", None)
+        return file is not None and os.path.realpath(file) in imported
+
     method = registered_methods().get(str(config.method["name"]))
-    if method is not None and not method.__module__.startswith("polyfed."):
-        reference = writer.reference(method, f"the method {method.__qualname__}")
-        if writer.in_session(method):  # the file of other methods registers them
-            writer.lines.append(f"polyfed.register({method.name!r})({reference})")
+    if method is not None and not method.__module__.startswith("polyfed.") and not is_imported(method.__module__):
+        yield "method", method.name, method, None
     for name, own in own_models(config).items():
-        reference = writer.reference(own.factory, f"the model '{name}'")
-        if reference is not None:
-            writer.lines.append(f"polyfed.models.register({name!r}, {reference}, head={own.head!r})")
-    return UserCode(tuple(writer.imports), writer.text)
+        if not is_imported(own.module):
+            yield "model", name, own.factory, own.head
 
 
 def own_models(config: Config) -> dict[str, OwnModel]:
@@ -85,14 +104,13 @@ class _Writer:
     """Writes the module that registers models and methods in other processes."""
 
     def __init__(self) -> None:
-        self.imports: list[str] = []
         self.lines: list[str] = []
         self._captured = SourceModule()
-        self._from_files: list[str] = []
+        self._modules: dict[str, str] = {}  # name of each imported file or module in the text
 
     @property
     def text(self) -> str:
-        if not self.lines:
+        if not self.lines and not self._modules:
             return ""
         captured = self._captured.text
         future = "from __future__ import annotations\n"
@@ -101,9 +119,15 @@ class _Writer:
             "import functools",
             "from pathlib import Path",
             "import polyfed",
-            "from polyfed.federation.user_imports import import_user_file",
+            "from polyfed.federation.user_imports import import_user_file, import_user_modules",
         ]
-        lines = [*imports, *self._from_files, captured.removeprefix(future), *self.lines]
+        modules = [
+            f"{alias} = import_user_file(Path({home!r}))"
+            if home.endswith(".py")
+            else f"import_user_modules([{home!r}])\nimport {home} as {alias}"
+            for home, alias in self._modules.items()
+        ]
+        lines = [*imports, *modules, captured.removeprefix(future), *self.lines]
         return HEADER + first + "\n".join(lines) + "\n"
 
     def in_session(self, value: Any) -> bool:
@@ -121,18 +145,12 @@ class _Writer:
         home = _home(value.__module__)
         if home is None:
             return self._captured.define(value, owner)
-        if home not in self.imports:
-            self.imports.append(home)
+        alias = self._modules.setdefault(home, f"{MODULE_PREFIX}{len(self._modules)}")
         found: Any = sys.modules[value.__module__]
         for part in value.__qualname__.split("."):
             found = getattr(found, part, None)
         if found is not value:
             return None
-        alias = f"module_{self.imports.index(home)}"
-        is_file = home.endswith(".py")
-        line = f"{alias} = import_user_file(Path({home!r}))" if is_file else f"import {home} as {alias}"
-        if line not in self._from_files:
-            self._from_files.append(line)
         return f"{alias}.{value.__qualname__}"
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -55,6 +56,7 @@ class OwnModel:
 
     factory: Callable[..., nn.Module]
     head: str | None
+    module: str = ""  # that registered it
 
 
 _registered: dict[str, OwnModel] = {}
@@ -86,7 +88,14 @@ def register(name: str, factory: Callable[..., nn.Module], *, head: str | None =
         )
     if not callable(factory):
         raise InputError(f"Model '{name}': the factory is a {type(factory).__name__}; expected a function.")
-    _registered[name] = OwnModel(factory, head)
+    _registered[name] = OwnModel(factory, head, str(sys._getframe(1).f_globals.get("__name__", "")))
+    _describe_at.cache_clear()
+
+
+def forget(modules: Collection[str]) -> None:
+    """Remove the models that modules registered, before the modules are imported again."""
+    for name in [name for name, own in _registered.items() if own.module in modules]:
+        del _registered[name]
     _describe_at.cache_clear()
 
 

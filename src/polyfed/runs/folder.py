@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import time
@@ -23,6 +24,7 @@ from polyfed.runs.records import Result
 if TYPE_CHECKING:
     from torch import Tensor
 
+OLD = ".old-"  # and a number: end of the names of folders whose run was started again
 SITE_FILE = "site.json"  # marks the folder in which a site of a real federation keeps its runs
 
 
@@ -139,6 +141,21 @@ class RunFolder:
         if user_code:
             write_atomically(self.user_code_file, user_code.encode())
         write_atomically(self.config_file, yaml.safe_dump(config, sort_keys=False).encode())
+
+    def next_old_path(self) -> Path:
+        """Return the path to which the folder is moved before its run is started again."""
+        path = self.path.absolute()
+        return next(p for n in itertools.count(1) if not (p := path.with_name(f"{path.name}{OLD}{n}")).exists())
+
+    def set_aside(self) -> None:
+        """Move the folder to `NAME.old-1` or the next free number. Raise `RunError` if a process is working on it."""
+        self.lock()
+        try:
+            self.path.rename(self.next_old_path())
+        except OSError as error:
+            raise InputError(f"the run folder {self.path} cannot be moved: {error.strerror}") from None
+        finally:
+            self.unlock()
 
     def write_result(self, result: dict[str, Any]) -> None:
         write_atomically(self.result_file, json.dumps(result, indent=1).encode())
