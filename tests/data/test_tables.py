@@ -39,6 +39,15 @@ def test_a_csv_file_with_text_labels_and_a_site_column(tmp_path: Path) -> None:
     assert ward.train.columns["hospital"] == ("north", "south", "south", "east")
 
 
+def test_columns_of_the_test_split_are_found_by_name(tmp_path: Path) -> None:
+    test = "dose,outcome,age\n2.5,well,40\n"
+    ward = opened(tmp_path, "ward", Format(label="outcome"), train=WARD, test=test)
+    assert ward.features == ("age", "dose")
+    assert ward.test is not None and ward.test.inputs.tolist() == [[40, 2.5]]
+    with pytest.raises(InputError, match=r"test.csv has the column 'weight', which .*train.csv does not have"):
+        opened(tmp_path, "ward", Format(label="outcome"), test="age,dose,weight,outcome\n40,2.5,70,well\n")
+
+
 def test_a_class_that_only_the_test_split_has_keeps_its_number(tmp_path: Path) -> None:
     test = WARD.replace("ill", "unsure")
     ward = opened(tmp_path, "ward", Format(label="outcome"), train=WARD, test=test)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from polyfed.cli.output import print_message, print_text
+from polyfed.cli.output import format_percent, print_message, print_text
+from polyfed.errors import InputError
 
 
 def export(
@@ -41,4 +44,44 @@ def export(
     )
 
 
-COMMANDS = {"export": export}
+def predict(
+    model: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Folder of a finished run, or a folder that `polyfed export` wrote.")
+    ],
+    data: Annotated[
+        Path,
+        typer.Option(metavar="PATH", help="Samples: a folder of pictures, a csv or .npz file, or a dataset folder."),
+    ],
+    client: Annotated[
+        str | None, typer.Option(help="Number or name of the client.", show_default="the only client")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="csv file to write.", show_default="stdout")
+    ] = None,
+) -> None:
+    """Predict the classes of samples with a trained model, and write them as csv.
+
+    If the samples have labels, the table has them as well, and the accuracy is printed to stderr.
+
+    Example: polyfed predict runs/my-run --client 3 --data scans/ -o predictions.csv
+    """
+    from polyfed.trained.load import load_client
+    from polyfed.trained.predictions import predict_folder
+
+    predictions = predict_folder(load_client(model, client), data)
+    text = io.StringIO()
+    predictions.write(text)
+    if out is None:
+        print_text(text.getvalue())
+    else:
+        try:
+            out.write_text(text.getvalue())
+        except OSError as error:
+            raise InputError(f"{out} cannot be written: {error.strerror}") from None
+        print_message(f"{out}: {len(predictions.samples)} predictions")
+    if predictions.labels is not None:
+        correct, total = predictions.correct, len(predictions.labels)
+        print_message(f"accuracy: {format_percent(correct / total)} ({correct} of {total})")
+
+
+COMMANDS: dict[str, Callable[..., None]] = {"export": export, "predict": predict}

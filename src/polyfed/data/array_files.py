@@ -136,7 +136,7 @@ def read_npz(folder: Path, split_files: SplitFiles, known: KnownDataset) -> Spli
     """Read either .npz layout. Further arrays with one entry per sample become columns."""
     splits = Splits("npz files")
     for split, (file,) in split_files.items():
-        arrays = _load_npz(file)
+        arrays = load_npz(file)
         suffixes = {split: ""}
         if "x_train" in arrays:
             suffixes = {"train": "_train", "test": "_test"} if "x_test" in arrays else {"train": "_train"}
@@ -147,7 +147,7 @@ def read_npz(folder: Path, split_files: SplitFiles, known: KnownDataset) -> Spli
                         f"{file} has no array '{name}'; it holds {', '.join(sorted(arrays)) or 'nothing'}"
                     )
             labels, names = named_labels(arrays[f"y{suffix}"], str(file))
-            inputs = _decode_inputs(arrays[f"x{suffix}"], known, str(file))
+            inputs = decode_inputs(arrays[f"x{suffix}"], known, str(file))
             splits.class_names = names or splits.class_names
             columns = {
                 name.removesuffix(suffix): tuple(str(value) for value in values)
@@ -158,7 +158,7 @@ def read_npz(folder: Path, split_files: SplitFiles, known: KnownDataset) -> Spli
     return splits
 
 
-def _decode_inputs(values: Any, known: KnownDataset, where: str) -> Inputs:
+def decode_inputs(values: Any, known: KnownDataset, where: str) -> Inputs:
     """Return the inputs in their type. Pictures of a known dataset may be floats in [0, 1]."""
     if known.kind != "picture" or values.dtype.kind != "f":
         return as_pixels(values, where) if known.kind == "picture" else as_inputs(values, where)
@@ -168,7 +168,7 @@ def _decode_inputs(values: Any, known: KnownDataset, where: str) -> Inputs:
     return as_pixels(np.rint(values * 255.0).astype(np.uint8), where)
 
 
-def _load_npz(file: Path) -> dict[str, Any]:
+def load_npz(file: Path) -> dict[str, Any]:
     try:
         with np.load(file, allow_pickle=False) as content:
             return {name: content[name] for name in content.files}

@@ -39,6 +39,7 @@ class Decoded:
     class_names: tuple[str, ...]
     source: str
     vocabulary: int = 0  # number of tokens, including 0 for padding; 0 for inputs that are not tokens
+    features: tuple[str, ...] = ()  # columns of a table that make up a sample, if the files name them
 
 
 def as_pixels(values: Any, where: str) -> Pixels:

@@ -22,6 +22,7 @@ class Splits:
     test: Part | None = None
     class_names: tuple[str, ...] | None = None
     vocabulary: int = 0
+    features: tuple[str, ...] = ()  # columns of a table that make up a sample
     jpeg: bool = False
     resized: bool = False
     where: dict[str, str] = field(default_factory=dict)
@@ -60,7 +61,7 @@ def assemble(known: KnownDataset, splits: Splits) -> Decoded:
         remarks.append(f"central square scaled to {known.resize}x{known.resize}")
     remarks += _subset(known, len(names), len(train.labels))
     source = f"{splits.kind} ({', '.join(remarks)})" if remarks else splits.kind
-    return Decoded(train, test, names, source, splits.vocabulary)
+    return Decoded(train, test, names, source, splits.vocabulary, splits.features)
 
 
 def _subset(known: KnownDataset, classes: int, samples: int) -> list[str]:

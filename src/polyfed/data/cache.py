@@ -134,6 +134,7 @@ def _fill(folder: Path, name: str, data: Decoded) -> None:
         "shape": list(data.train.inputs.shape[1:]),
         "vocabulary": data.vocabulary,
         "columns": columns,
+        "features": list(data.features),
         "class_names": list(data.class_names),
         "source": data.source,
         "has_test": data.test is not None,

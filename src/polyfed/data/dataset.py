@@ -61,6 +61,7 @@ class Dataset:
     source: str
     folder: Path
     vocabulary: int = 0  # number of tokens, including 0 for padding; 0 for inputs that are not tokens
+    features: tuple[str, ...] = ()  # columns of a table that make up a sample, if the files name them
 
     @property
     def kind(self) -> str:
@@ -102,6 +103,7 @@ def open_cached(folder: Path) -> Dataset:
         source=meta["source"],
         folder=folder,
         vocabulary=meta["vocabulary"],
+        features=tuple(meta.get("features", ())),
     )
 
 

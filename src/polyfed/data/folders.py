@@ -18,18 +18,23 @@ _ENDINGS = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".
 _ANNOTATIONS = "val_annotations.txt"
 
 
-def _split_folder(folder: Path, split: str) -> Path | None:
+def split_folder(folder: Path, split: str) -> Path | None:
     return next((folder / name for name in _FOLDERS[split] if (folder / name).is_dir()), None)
+
+
+def find_pictures(folder: Path) -> list[Path]:
+    """Return all pictures below a folder, sorted by path."""
+    return sorted(file for file in folder.rglob("*") if file.suffix.lower() in _ENDINGS and file.is_file())
 
 
 def find_folders(folder: Path, known: KnownDataset) -> SplitFiles | None:
     """Return the pictures of each split, sorted by path."""
     files: SplitFiles = {}
     for split in _FOLDERS:
-        base = _split_folder(folder, split)
+        base = split_folder(folder, split)
         if base is None or (split == "test" and known.valid_is_test and "valid" in files):
             continue
-        pictures = sorted(file for file in base.rglob("*") if file.suffix.lower() in _ENDINGS and file.is_file())
+        pictures = find_pictures(base)
         if pictures:
             files[split] = [*pictures, *(table for table in (base / _ANNOTATIONS,) if table.is_file())]
     return files if "train" in files else None
@@ -38,7 +43,7 @@ def find_folders(folder: Path, known: KnownDataset) -> SplitFiles | None:
 def read_folders(folder: Path, files: SplitFiles, known: KnownDataset) -> Splits:
     """Decode all pictures. Classes are the subfolders of `train`, sorted by name, or by value if all are numbers."""
     splits = Splits("image folders")
-    base = {split: _split_folder(folder, split) or folder for split in files}
+    base = {split: split_folder(folder, split) or folder for split in files}
     names = {file.relative_to(base["train"]).parts[0] for file in files["train"] if file.parent != base["train"]}
     classes = sorted(names, key=int) if all(name.isdecimal() for name in names) else sorted(names)
     for split, split_files in files.items():

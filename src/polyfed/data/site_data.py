@@ -65,4 +65,4 @@ def _match_classes(data: Decoded, folder: Path, shape: tuple[int, ...], class_na
         return Part(part.inputs, new_labels[part.labels].astype(np.int64))
 
     test = None if data.test is None else relabel(data.test)
-    return Decoded(relabel(data.train), test, class_names, data.source)
+    return Decoded(relabel(data.train), test, class_names, data.source, data.vocabulary, data.features)

@@ -7,14 +7,15 @@ text. Columns of text next to numbers do not enter the sample, but a partition c
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from polyfed.data.arrays import Inputs, Ints, Part, checked_part, named_labels
+from polyfed.data.arrays import Inputs, checked_part, named_labels
 from polyfed.data.assemble import SplitFiles, Splits
-from polyfed.data.catalogue import KnownDataset
+from polyfed.data.catalogue import Format, KnownDataset
 from polyfed.data.text_tokens import hashed_tokens
 from polyfed.errors import InputError, nearest
 
@@ -35,15 +36,7 @@ def find_csv(folder: Path, known: KnownDataset) -> SplitFiles | None:
 
 def read_csv(folder: Path, split_files: SplitFiles, known: KnownDataset) -> Splits:
     """Read all rows. Labels may be numbers or text."""
-    from pyarrow import ArrowException
-    from pyarrow.csv import read_csv as read_arrow
-
-    tables = {}
-    for split, files in split_files.items():
-        try:
-            tables[split] = [(file, read_arrow(file)) for file in files]
-        except (ArrowException, OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{files[0]} is not a readable csv file ({short_reason(error)})") from error
+    tables = {split: [(file, read_csv_table(file)) for file in files] for split, files in split_files.items()}
     return _splits("csv files", tables, known)
 
 
@@ -90,50 +83,81 @@ def _splits(kind: str, tables: dict[str, list[tuple[Path, Any]]], known: KnownDa
     for split, (where, table) in merged.items():
         split_labels = labels[start : start + table.num_rows]
         start += table.num_rows
-        splits.add(split, _part(where, table, label, split_labels, known, splits), str(where))
+        # the columns of the first file, by name: another order in another file must not change a sample
+        extra = [name for name in _numeric(table, label) if splits.features and name not in splits.features]
+        if extra:
+            raise InputError(f"{where} has the column '{extra[0]}', which {file} does not have; they must agree")
+        inputs, used = table_inputs(where, table, label, known.format, splits.features)
+        if isinstance(used, str):
+            splits.vocabulary = known.format.vocabulary
+        else:
+            splits.features = used
+        columns = {
+            name: tuple(str(value) for value in table.column(name).to_pylist())
+            for name in table.schema.names
+            if name not in (label, used)
+        }
+        few = {name: values for name, values in columns.items() if len(set(values)) <= _MAX_DISTINCT_VALUES}
+        splits.add(split, checked_part(inputs, split_labels, str(where), few), str(where))
     return splits
 
 
-def _part(file: Path, table: Any, label: str, labels: Ints, known: KnownDataset, splits: Splits) -> Part:
+def table_inputs(
+    file: Path, table: Any, label: str | None, how: Format, features: tuple[str, ...] = ()
+) -> tuple[Inputs, str | tuple[str, ...]]:
+    """Return the samples of a table, and the column of the text or the columns of numbers that they come from.
+
+    `features` gives the columns of numbers, if they are known from another table.
+    """
     import pyarrow as pa
 
-    if label not in table.schema.names:
-        raise InputError(f"{file} has no column '{label}'; {nearest(label, table.schema.names)}")
     others = [name for name in table.schema.names if name != label]
     texts = [name for name in others if pa.types.is_string(table.schema.field(name).type)]
-    numeric = [name for name in others if _is_number(table.schema.field(name).type)]
-    text = known.format.text or next((name for name in TEXT_COLUMNS if name in texts), None)
-    inputs: Inputs
+    numeric = _numeric(table, label)
+    text = how.text or next((name for name in TEXT_COLUMNS if name in texts and not features), None)
     if text is not None:
         if text not in texts:
             raise InputError(
                 f"data.text is '{text}', but {file} has no text column of that name; {nearest(text, texts)}"
             )
-        splits.vocabulary = known.format.vocabulary
-        inputs = hashed_tokens(_complete(table, text, file), known.format.vocabulary, known.format.text_length)
-    elif numeric:
-        inputs = np.stack([_complete(table, name, file).astype(np.float32) for name in numeric], axis=1)
-    else:
+        return hashed_tokens(_complete(table, text, file), how.vocabulary, how.text_length), text
+    missing = [name for name in features if name not in numeric]
+    if missing:
+        raise InputError(f"{file} has no column of numbers '{missing[0]}'; {nearest(missing[0], numeric)}")
+    used = features or numeric
+    if not used:
+        besides = f" besides '{label}'" if label else ""
         raise InputError(
-            f"{file} has no column of numbers besides '{label}'; its columns are {', '.join(others) or 'none'}. "
+            f"{file} has no column of numbers{besides}; its columns are {', '.join(others) or 'none'}. "
             "Encode categories as numbers, or set data.text to the column with the text."
         )
-    columns = {name: tuple(str(value) for value in table.column(name).to_pylist()) for name in others if name != text}
-    return checked_part(
-        inputs, labels, str(file), {n: v for n, v in columns.items() if len(set(v)) <= _MAX_DISTINCT_VALUES}
-    )
+    return np.stack([_complete(table, name, file).astype(np.float32) for name in used], axis=1), used
 
 
 _MAX_DISTINCT_VALUES = 10_000  # distinct values of a column that a partition may use
 
 
+def find_label(columns: Iterable[str], how: Format) -> str | None:
+    """Return the column of the labels, or None if there is none of the usual names."""
+    names = (how.label,) if how.label is not None else LABEL_COLUMNS
+    return next((name for name in names if name in columns), None)
+
+
+def read_csv_table(file: Path) -> Any:
+    """Return a csv file as an arrow table."""
+    from pyarrow import ArrowException
+    from pyarrow.csv import read_csv as read_arrow
+
+    try:
+        return read_arrow(file)
+    except (ArrowException, OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{file} is not a readable csv file ({short_reason(error)})") from error
+
+
 def _label_column(file: Path, columns: list[str], known: KnownDataset) -> str:
-    name = known.format.label
-    if name is not None:
-        if name not in columns:
-            raise InputError(f"data.label is '{name}', but {file} has no such column; {nearest(name, columns)}")
-        return name
-    column = next((usual for usual in LABEL_COLUMNS if usual in columns), None)
+    name, column = known.format.label, find_label(columns, known.format)
+    if column is None and name is not None:
+        raise InputError(f"data.label is '{name}', but {file} has no such column; {nearest(name, columns)}")
     if column is None:
         raise InputError(f"{file} has no column named label; set data.label to one of {', '.join(columns)}")
     return column
@@ -158,6 +182,11 @@ def _complete(table: Any, name: str, file: Path) -> Any:
     if _is_number(column.type):
         return np.asarray(values, dtype=np.float64)
     return values
+
+
+def _numeric(table: Any, label: str | None) -> tuple[str, ...]:
+    """Return the columns of numbers besides the label."""
+    return tuple(name for name in table.schema.names if name != label and _is_number(table.schema.field(name).type))
 
 
 def _is_number(kind: Any) -> bool:

@@ -46,6 +46,7 @@ class TrainedClient:
     shape: tuple[int, ...]  # of one sample
     kind: str  # 'picture', 'numbers' or 'tokens'
     vocabulary: int  # number of tokens; 0 for inputs that are not tokens
+    features: tuple[str, ...]  # columns of a table that make up a sample; empty if they were not named
     spec: ModelSpec
     format: Format  # how files of such data are read
     origin: Origin

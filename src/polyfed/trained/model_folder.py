@@ -119,6 +119,7 @@ def _describe(trained: TrainedClient, tensors: Mapping[str, Tensor], others: Map
             "dtype": _DTYPES[trained.kind],
             "shape": list(trained.shape),
             "vocabulary": trained.vocabulary,
+            "columns": list(trained.features),
             "conversion": "float32, divided by 255" if trained.kind == "picture" else "none",
         },
         "normalisation": {
@@ -182,6 +183,7 @@ def _read(folder: Path, entries: Mapping[str, Any]) -> TrainedClient:
         shape=shape,
         kind=str(entries["input"]["kind"]),
         vocabulary=int(entries["input"]["vocabulary"]),
+        features=tuple(map(str, entries["input"]["columns"])),
         spec=spec,
         format=Format(**entries["files"]),
         origin=Origin(prediction["method"], tuple(code["imports"]), "", entries["trained"]),

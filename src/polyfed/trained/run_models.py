@@ -52,6 +52,7 @@ class RunModels:
             shape=data.shape,
             kind=data.kind,
             vocabulary=data.vocabulary,
+            features=data.features,
             spec=federation.specs[federation.positions[name]],
             format=file_format(self.config),
             origin=self._origin,
