@@ -251,8 +251,10 @@ def test_by_a_config_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     for number, (method, alpha) in enumerate([("local", 10), ("local", 0.5), ("fedproto", 10), ("fedproto", 0.5)]):
         config = {"method": {"name": method}, "data": {"partition": {"scheme": "dirichlet", "alpha": alpha}}}
         write(tmp_path / str(number), result(method, 0, 0.1 * number), config)
-    assert main(["compare", str(tmp_path)]) == 0
-    assert "differ in data.partition.alpha; use --by data.partition.alpha" in capsys.readouterr().err
+    assert main(["compare", str(tmp_path), "--format", "csv"]) == 0
+    out, err = capsys.readouterr()
+    assert "runs differ in data.partition.alpha, so they are in rows of their own" in err
+    assert [row["data.partition.alpha"] for row in csv.DictReader(io.StringIO(out))] == ["0.5", "10", "0.5", "10"]
     arguments = ["compare", str(tmp_path), "--by", "data.partition.alpha", "--format", "csv", "--baseline", "local"]
     assert main(arguments) == 0
     out, err = capsys.readouterr()
@@ -260,6 +262,94 @@ def test_by_a_config_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert groups == [("fedproto", "0.5"), ("fedproto", "10"), ("local", "0.5"), ("local", "10")]
     assert err.startswith("baseline 'local': 'fedproto, 0.5', 'fedproto, 10' have one seed in common with it")
     assert len(err.splitlines()) == 1
+
+
+def test_runs_with_different_settings_are_never_averaged(tmp_path: Path) -> None:
+    def config(method: str, rounds: int, **options: Any) -> dict[str, Any]:
+        return {"method": {"name": method, **options}, "rounds": rounds}
+
+    for number, (method, rounds, options) in enumerate(
+        [("local", 5, {}), ("local", 9, {}), ("new", 5, {"mu": 1}), ("new", 5, {"mu": 2}), ("new", 9, {"mu": 1})]
+    ):
+        for seed in (0, 1, 2):
+            accuracy = 0.5 + 0.01 * number
+            write(tmp_path / f"{number}-{seed}", result(method, seed, accuracy), config(method, rounds, **options))
+    made = compare([tmp_path])
+    assert made.keys == ("method", "method.mu", "rounds")
+    assert [tuple(row.group.values()) for row in made.rows] == [
+        ("local", "-", "5"),
+        ("local", "-", "9"),
+        ("new", "1", "5"),
+        ("new", "1", "9"),
+        ("new", "2", "5"),
+    ]
+    assert all(row.runs == 3 and row.values["personal_final"].std == 0 for row in made.rows)  # type: ignore[union-attr]
+    # the baseline has the same rounds, whatever the options of the method are
+    gains = {tuple(row.group.values()): row.differences.get("personal_final") for row in made.rows[2:]}
+    assert {group: round(gain.mean) for group, gain in gains.items() if gain is not None} == {
+        ("new", "1", "5"): 2,
+        ("new", "1", "9"): 3,
+        ("new", "2", "5"): 3,
+    }
+
+
+def test_many_different_settings_are_numbered(tmp_path: Path) -> None:
+    for number in (1, 2):
+        settings = dict.fromkeys(("clients", "rounds", "participation", "splitting"), number)
+        write(tmp_path / str(number), result("local", 0, 0.5), {"method": {"name": "local"}, **settings})
+    made = compare([tmp_path])
+    assert made.keys == ("method", "setting") and [row.runs for row in made.rows] == [1, 1]
+    assert made.notes == (
+        "runs differ in 4 settings (clients, participation, rounds, ...), so they are in rows of their own; choose "
+        "with --by",
+    )
+
+
+def test_paths_without_runs_are_ignored_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "one", result("local", 0, 0.5), {"method": {"name": "local"}})
+    (tmp_path / "report.html").write_text("")
+    (tmp_path / "empty").mkdir()
+    assert main(["compare", *map(str, sorted(tmp_path.iterdir()))]) == 0
+    assert capsys.readouterr().err == "ignored 2 paths without runs\n"
+
+
+def test_many_unfinished_runs_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "done", result("local", 0, 0.5), {"method": {"name": "local"}})
+    for number in range(5):
+        write(tmp_path / f"open-{number}", None, {"method": {"name": "local"}})
+    assert main(["compare", str(tmp_path)]) == 0
+    assert capsys.readouterr().err.startswith("5 runs are not finished, such as ")
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120, 200])
+def test_the_table_fits_the_terminal(
+    columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for number, method in enumerate(("local", "fedproto", "fedlatent")):
+        for seed in (0, 1, 2):
+            outcome = result(method, seed, 0.5 + 0.1 * number + 0.013 * seed**2, 0.3 + 0.11 * number + 0.01 * seed)
+            write(tmp_path / f"{method}-{seed}", outcome, {"method": {"name": method}})
+    assert main(["compare", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= columns
+    heading = " ".join(lines[:2])
+    assert "gain, global final" in heading.replace("  ", " ") or "gain, global" in lines[0]
+    assert ("Left out to fit" in " ".join(lines)) == (columns < 150)
+    rows = {line.split()[0]: line for line in lines if line.startswith(("local", "fed"))}
+    assert set(rows) == {"local", "fedproto", "fedlatent"} and "baseline" in rows["local"]
+
+
+def test_json_has_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for method, personal in (("local", 0.5), ("new", 0.75)):
+        write(tmp_path / method, result(method, 3, personal), {"method": {"name": method}})
+    assert main(["compare", str(tmp_path), "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert (content["keys"], content["baseline"]) == (["method"], "local")
+    new = content["rows"][1]
+    assert (new["settings"], new["seeds"], new["runs"]) == ({"method": "new"}, [3], 1)
+    assert new["values"]["personal_final"] == {"mean": 75.0, "std": None, "n": 1}
+    assert new["gains"]["personal_final"]["mean"] == 25.0 and "one seed in common" in content["notes"][0]
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,17 @@ def build_command() -> click.Command:
     """Return the click command of the application."""
     command = typer.main.get_command(app)
     _restore_argument_help(command)
+    _reflow_help(command)
     return command
+
+
+def _reflow_help(command: click.Command) -> None:
+    """Join the lines of every paragraph of the help: typer keeps the line breaks of docstrings."""
+    for subcommand in getattr(command, "commands", {}).values():
+        _reflow_help(subcommand)
+    if command.help:
+        paragraphs = inspect.cleandoc(command.help).split("\n\n")
+        command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
 def _restore_argument_help(command: click.Command) -> None:

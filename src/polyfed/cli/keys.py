@@ -66,7 +66,9 @@ def authority(host: Hosts = None, home: Home = HOME, days: Days = 365) -> None:
 def certificate(host: Hosts = None, home: Home = HOME, days: Days = 365) -> None:
     """Replace the coordinator's certificate by a new one of the same authority. Sites need no new file.
 
-    Without --host it is valid for the same hosts as the old one. Example: polyfed keys new certificate
+    Without --host, the new certificate is valid for the same hosts as the old one.
+
+    Example: polyfed keys new certificate
     """
     from polyfed.deploy.processes import require_flower
 

@@ -41,7 +41,9 @@ def serve(
 ) -> None:
     """Coordinate a federation: wait for its sites, and run an experiment over them.
 
-    If the run folder already exists, resume from its last checkpoint. Example: polyfed serve federation.yaml
+    If the run folder already exists, resume from its last checkpoint.
+
+    Example: polyfed serve federation.yaml
     """
     from polyfed.config import load_config
     from polyfed.deploy.processes import require_flower

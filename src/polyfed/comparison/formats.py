@@ -5,9 +5,10 @@ from __future__ import annotations
 import csv
 import html
 import io
+import json
 import re
-import textwrap
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from polyfed.comparison.measures import Measure, compared_measures
@@ -32,18 +33,25 @@ def headings(comparison: Comparison) -> list[Cell]:
     return [*cells, *map(Cell, gains), *(Cell(measure.heading) for measure in comparison.measures)]
 
 
-def cells_of(comparison: Comparison, row: Row) -> list[Cell]:
+def column_ids(comparison: Comparison) -> list[str]:
+    """Return the identifiers of the columns of `headings`: keys, 'n', 'gain MEASURE' and measures."""
+    gains = [f"gain {measure.key}" for measure in _with_gain(comparison)]
+    return [*comparison.keys, "n", *gains, *(measure.key for measure in comparison.measures)]
+
+
+def cells_of(comparison: Comparison, row: Row, *, fewer_digits: int = 0) -> list[Cell]:
+    """Return the cells of a row, with fewer decimals of accuracies and metrics if the table must be narrow."""
     cells = [Cell(row.group[key], name=True) for key in comparison.keys]
     cells.append(Cell(str(row.runs)))
     for measure in _with_gain(comparison):
-        gap = row.differences.get(measure.key)
-        cells.append(Cell(_format_difference(gap, measure.digits) if row.differences else "baseline"))
+        gap, digits = row.differences.get(measure.key), measure.digits - fewer_digits
+        cells.append(Cell(_format_difference(gap, digits) if row.differences else "baseline"))
     for measure in comparison.measures:
-        spread = row.values[measure.key]
-        text = "-" if spread is None else f"{spread.mean:.{measure.digits}f}"
+        spread, digits = row.values[measure.key], measure.digits - (fewer_digits if measure.kind else 0)
+        text = "-" if spread is None else f"{spread.mean:.{digits}f}"
         # bytes are mostly equal for all seeds: leave out a standard deviation of 0.000
         if spread is not None and spread.std is not None and (spread.std >= 0.0005 or "mib" not in measure.key):
-            text += f" ± {spread.std:.{measure.digits}f}"
+            text += f" ± {spread.std:.{digits}f}"
         cells.append(Cell(text, best=measure.key in row.best))
     return cells
 
@@ -60,25 +68,16 @@ def _format_difference(gap: Difference | None, digits: int) -> str:
     return f"{gap.mean:+.{digits}f} [{gap.low:+.{digits}f}, {gap.high:+.{digits}f}]"
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Replace control characters and line breaks by spaces."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 
-def table(comparison: Comparison, *, bold: bool = False) -> str:
-    """Return plain text in aligned columns. A star marks the best values; `bold` also prints them bold."""
-    grid = [headings(comparison), *(cells_of(comparison, row) for row in comparison.rows)]
-    texts = [[_printable(cell.text) + ("*" if cell.best else "") for cell in line] for line in grid]
-    widths = [max(len(line[i]) for line in texts) for i in range(len(grid[0]))]
-    lines = []
-    for cells, words in zip(grid, texts, strict=True):
-        padded = [w.ljust(n) if c.name else w.rjust(n) for c, w, n in zip(cells, words, widths, strict=True)]
-        if bold:
-            padded = [f"\x1b[1m{p}\x1b[0m" if c.best else p for c, p in zip(cells, padded, strict=True)]
-        lines.append("  ".join(padded).rstrip())
-    lines.insert(1, "  ".join("-" * width for width in widths))
-    caption = textwrap.fill(f"{comparison.caption} * best mean.", width=max(80, len(lines[1])))
-    return "\n".join([*lines, caption]) + "\n"
+def table(comparison: Comparison) -> str:
+    """Return plain text in aligned columns, however wide."""
+    from polyfed.comparison.text_table import text_table
+
+    return text_table(comparison)
 
 
 def markdown(comparison: Comparison) -> str:
@@ -93,7 +92,7 @@ def markdown(comparison: Comparison) -> str:
 
 
 def _markdown_escaped(text: str) -> str:
-    return re.sub(r"([\\`*_{}\[\]<>#|~&!$])", r"\\\1", _printable(text))
+    return re.sub(r"([\\`*_{}\[\]<>#|~&!$])", r"\\\1", printable(text))
 
 
 _LATEX = {
@@ -136,7 +135,7 @@ def latex(comparison: Comparison) -> str:
 
 
 def _latex_escaped(text: str) -> str:
-    return "".join(_LATEX.get(c, c) for c in _printable(text))
+    return "".join(_LATEX.get(c, c) for c in printable(text))
 
 
 _STYLE = (
@@ -160,7 +159,7 @@ def html_table(comparison: Comparison) -> str:
     def line(cells: list[Cell], tag: str) -> str:
         parts = []
         for cell in cells:
-            text = html.escape(_printable(cell.text))
+            text = html.escape(printable(cell.text))
             kind = ' class="name"' if cell.name else ""
             parts.append(f"<{tag}{kind}>{f'<strong>{text}</strong>' if cell.best else text}</{tag}>")
         return f"<tr>{''.join(parts)}</tr>"
@@ -197,7 +196,7 @@ def comma_separated(comparison: Comparison) -> str:
 
 def _without_formula(text: str) -> str:
     """Quote text that a spreadsheet would run as a formula."""
-    text = _printable(text)
+    text = printable(text)
     number = re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", text)
     return f"'{text}" if text[:1] in tuple("=+-@") and text != "-" and not number else text
 
@@ -206,10 +205,33 @@ def _number_columns(comparison: Comparison) -> int:
     return len(headings(comparison)) - len(comparison.keys)
 
 
+def as_json(comparison: Comparison) -> str:
+    """Return everything as JSON: rows with settings, means, standard deviations, gains and seeds, and the notes."""
+    rows = [
+        {
+            "settings": dict(row.group),
+            "runs": row.runs,
+            "seeds": list(row.seeds),
+            "values": {key: None if spread is None else asdict(spread) for key, spread in row.values.items()},
+            "best": sorted(row.best),
+            "gains": {key: None if gap is None else asdict(gap) for key, gap in row.differences.items()},
+        }
+        for row in comparison.rows
+    ]
+    content = {
+        "keys": list(comparison.keys),
+        "baseline": comparison.baseline,
+        "rows": rows,
+        "notes": list(comparison.notes),
+    }
+    return json.dumps(content, indent=1) + "\n"
+
+
 FORMATS: Mapping[str, Callable[[Comparison], str]] = {
     "table": table,
     "csv": comma_separated,
     "md": markdown,
     "latex": latex,
     "html": html_page,
+    "json": as_json,
 }

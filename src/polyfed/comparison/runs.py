@@ -14,6 +14,7 @@ from polyfed.runs.folder import RunFolder
 from polyfed.runs.records import Result
 
 Source = str | Path | Mapping[str, Any]
+MAX_UNFINISHED_NAMED = 3
 # settings that differ between repetitions of an experiment or do not affect the result
 NOT_COMPARED = frozenset({"name", "seed", "engine", "checkpoint", "track", "versions"})
 
@@ -51,19 +52,23 @@ class Run:
 def load_runs(sources: Iterable[Source]) -> tuple[list[Run], list[str]]:
     """Load the finished runs among results, run folders and folders of runs.
 
-    Return the runs, and a message for each run that was skipped.
+    Return the runs, and messages about runs that were skipped. Files and folders without runs are ignored.
     """
     runs: list[Run] = []
     skipped: list[str] = []
+    unfinished: list[Path] = []
     searched: list[str] = []
     visited: set[Path] = set()
+    without_runs = 0
     for source in sources:
         if isinstance(source, Mapping):
             searched.append("a result")
             _add(runs, skipped, Run("a result", Result(source)))
             continue
         searched.append(str(source))
-        for path in run_folders(Path(source)):
+        paths = [] if Path(source).is_file() else run_folders(Path(source))
+        without_runs += not paths
+        for path in paths:
             if path.resolve() in visited:
                 continue
             visited.add(path.resolve())
@@ -71,15 +76,24 @@ def load_runs(sources: Iterable[Source]) -> tuple[list[Run], list[str]]:
                 folder = RunFolder(path)
                 result = folder.result()
                 if result is None:
-                    skipped.append(f"{path} is not finished; resume it with: polyfed resume {path}")
+                    unfinished.append(path)
                 else:
                     _add(runs, skipped, Run(str(path), result, folder.config()))
             except InputError as error:
                 skipped.append(str(error))
+    skipped = [*_unfinished_notes(unfinished), *skipped]
     if not runs:
         reason = f": {skipped[0]}" if skipped else ""
         raise InputError(f"there is no finished run in {', '.join(searched) or 'nothing'}{reason}")
+    if without_runs:
+        skipped.append(f"ignored {without_runs} path{'s' if without_runs > 1 else ''} without runs")
     return runs, skipped
+
+
+def _unfinished_notes(paths: list[Path]) -> list[str]:
+    if len(paths) > MAX_UNFINISHED_NAMED:
+        return [f"{len(paths)} runs are not finished, such as {paths[0]}; resume them with: polyfed resume"]
+    return [f"{path} is not finished; resume it with: polyfed resume {path}" for path in paths]
 
 
 def run_folders(path: Path) -> list[Path]:

@@ -11,8 +11,9 @@ from polyfed.comparison import formats
 from polyfed.comparison.gain import Difference, difference, few_seeds_notes
 from polyfed.comparison.measures import ACCURACIES, ACCURACY, COSTS, Measure, columns, compared_measures
 from polyfed.comparison.runs import Run, Source, load_runs
+from polyfed.comparison.settings import shared_settings, split_by_settings
 from polyfed.errors import InputError, nearest
-from polyfed.runs.config_text import UNSET, flatten, format_value
+from polyfed.runs.config_text import flatten
 
 LOCAL = "local"  # method that every other is compared with by default
 AUTO, NO_BASELINE = "auto", "none"  # other values of `baseline`
@@ -74,7 +75,7 @@ class Comparison:
         return "; ".join(parts) + "."
 
     def to(self, format: str) -> str:
-        """Return the comparison as table, csv, md, latex or html."""
+        """Return the comparison as table, csv, md, latex, html or json."""
         if format not in formats.FORMATS:
             raise InputError(f"there is no format '{format}'; {nearest(format, formats.FORMATS)}")
         return formats.FORMATS[format](self)
@@ -113,10 +114,7 @@ def compare_runs(
     notes: Sequence[str] = (),
 ) -> Comparison:
     """Compare finished runs that were already loaded."""
-    keys = _keys(runs, [by] if isinstance(by, str) else list(by))
-    groups: dict[tuple[str, ...], list[Run]] = {}
-    for run in runs:
-        groups.setdefault(tuple(format_value(run.lookup(key)) for key in keys), []).append(run)
+    keys, groups, split = split_by_settings(runs, _keys(runs, [by] if isinstance(by, str) else list(by)))
     ordered = dict(sorted(groups.items(), key=lambda item: [sort_key(part) for part in item[0]]))
     measures = columns((run.result for run in runs), metric)
     spreads = {group: _spreads(members, measures) for group, members in ordered.items()}
@@ -142,7 +140,7 @@ def compare_runs(
         )
         for group, members in ordered.items()
     ]
-    mixed = [note for group, members in ordered.items() if (note := _mixed_note(group, members))]
+    repeated = [note for group, members in ordered.items() if (note := _repeated_note(group, members))]
     few = few_seeds_notes(
         {
             ", ".join(row.group.values()): row.differences
@@ -151,7 +149,7 @@ def compare_runs(
         },
         baseline,
     )
-    return Comparison(keys, tuple(rows), baseline, measures, (*notes, *mixed, *few))
+    return Comparison(keys, tuple(rows), baseline, measures, (*notes, *split, *repeated, *few))
 
 
 def _keys(runs: Sequence[Run], by: list[str]) -> tuple[str, ...]:
@@ -192,10 +190,9 @@ def _bests(
     With several methods, comparable groups agree in all other settings; with one method, all groups are comparable.
     A group without comparable groups has no best values.
     """
-    column = keys.index("method") if "method" in keys else None
 
     def setting(group: tuple[str, ...]) -> tuple[str, ...]:
-        return () if column is None else (*group[:column], *group[column + 1 :])
+        return shared_settings(keys, group) if "method" in keys else ()
 
     bests: dict[tuple[str, ...], dict[str, float]] = {}
     for group in spreads:
@@ -215,30 +212,27 @@ def _has_mean(spread: Spread | None, best: float) -> bool:
 def _baselines(
     keys: tuple[str, ...], groups: Mapping[tuple[str, ...], list[Run]], baseline: str | None
 ) -> dict[tuple[str, ...], list[Run]]:
-    """Return for every other group the runs of the baseline that agree with it in all other keys."""
+    """Return for every other group the runs of the baseline that agree with it in all keys but those of methods."""
     if baseline is None:
         return {}
     column = keys.index("method") if "method" in keys else 0
     values = {group[column] for group in groups}
     if baseline not in values:
         raise InputError(f"the baseline '{baseline}' is not among the runs; {nearest(baseline, values)}")
+    first = keys[column]
+    by_setting: dict[tuple[str, ...], list[Run]] = {}
+    for group, members in groups.items():
+        if group[column] == baseline:
+            by_setting.setdefault(shared_settings(keys, group, first), []).extend(members)
     return {
-        group: groups.get((*group[:column], baseline, *group[column + 1 :]), [])
+        group: by_setting.get(shared_settings(keys, group, first), [])
         for group in groups
         if group[column] != baseline
     }
 
 
-def _mixed_note(group: tuple[str, ...], members: Sequence[Run]) -> str | None:
-    """Return a warning if a group averages runs that differ in more than their seed."""
-    settings = [run.settings() for run in members if run.config]
-    keys = sorted(
-        {key for one in settings for key in one if any(other.get(key, UNSET) != one[key] for other in settings)}
-    )
-    label = ", ".join(group)
-    if keys:
-        shown_keys = ", ".join(keys[:3]) + (" ..." if len(keys) > 3 else "")
-        return f"the runs of '{label}' differ in {shown_keys}; use --by {keys[0]} to separate them"
-    if len({run.seed for run in members}) < len(members):
-        return f"several runs of '{label}' have the same seed; they count as separate runs"
-    return None
+def _repeated_note(group: tuple[str, ...], members: Sequence[Run]) -> str | None:
+    """Return a warning if a group has several runs of one seed."""
+    if len({run.seed for run in members}) == len(members):
+        return None
+    return f"several runs of '{', '.join(group)}' have the same seed; they count as separate runs"

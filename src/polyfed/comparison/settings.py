@@ -1,0 +1,54 @@
+"""Group runs by their settings, so that runs with different settings are never averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from polyfed.comparison.runs import Run
+from polyfed.runs.config_text import UNSET, format_value
+
+MAX_COLUMNS = 3  # more settings that differ are shown as one column of numbers
+NUMBERED = "setting"
+
+Groups = dict[tuple[str, ...], list[Run]]
+
+
+def split_by_settings(runs: Sequence[Run], keys: tuple[str, ...]) -> tuple[tuple[str, ...], Groups, list[str]]:
+    """Group runs by the values of `keys`, and by all other settings in which runs of one group differ.
+
+    Return the keys of the groups with those that were added, the groups, and a note about the added ones.
+    """
+    groups: Groups = {}
+    for run in runs:
+        groups.setdefault(tuple(format_value(run.lookup(key)) for key in keys), []).append(run)
+    added = sorted({key for members in groups.values() for key in _differing(members)})
+    if not added:
+        return keys, groups, []
+    settings = {id(run): run.settings() for run in runs}
+    numbers: dict[tuple[str, ...], str] = {}
+    split: Groups = {}
+    for group, members in groups.items():
+        for run in members:
+            values = tuple(settings[id(run)].get(key, "-") for key in added)
+            extra = values if len(added) <= MAX_COLUMNS else (numbers.setdefault(values, str(len(numbers) + 1)),)
+            split.setdefault((*group, *extra), []).append(run)
+    if len(added) <= MAX_COLUMNS:
+        return (*keys, *added), split, [f"runs differ in {', '.join(added)}, so they are in rows of their own"]
+    shown = ", ".join(added[:MAX_COLUMNS])
+    note = f"runs differ in {len(added)} settings ({shown}, ...), so they are in rows of their own; choose with --by"
+    return (*keys, NUMBERED), split, [note]
+
+
+def shared_settings(keys: tuple[str, ...], group: tuple[str, ...], *without: str) -> tuple[str, ...]:
+    """Return the values of a group that other methods have too: without the method, its options and `without`."""
+    return tuple(
+        value
+        for key, value in zip(keys, group, strict=True)
+        if key not in without and key != "method" and not key.startswith("method.")
+    )
+
+
+def _differing(members: Sequence[Run]) -> set[str]:
+    """Return the settings in which some runs differ. Results without a config are not compared."""
+    settings = [run.settings() for run in members if run.config]
+    return {key for one in settings for key in one if any(other.get(key, UNSET) != one[key] for other in settings)}

@@ -1,0 +1,91 @@
+"""Write a comparison as a table for a terminal, in as many columns as fit."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from polyfed.comparison import formats
+
+if TYPE_CHECKING:
+    from polyfed.comparison.table import Comparison
+
+GAP = 2  # spaces between columns
+# columns that are left out first if the table is too wide, from the most to the least important
+OPTIONAL = ("gain personal_final", "mib_up", "seconds", "mib_down", "global_best", "personal_best")
+
+
+def text_table(comparison: Comparison, *, width: int | None = None, bold: bool = False) -> str:
+    """Return plain text in aligned columns. A star marks the best values; `bold` also prints them bold.
+
+    If the table is wider than `width`, accuracies have one digit less and the least important columns are left out.
+    """
+    table = _Grid(comparison)
+    shown: Sequence[int] = range(len(table.ids))
+    left_out: list[str] = []
+    if width is not None and table.width(shown) > width:
+        table = _Grid(comparison, narrow=True)
+        shown = _fitting(table, width)
+        left_out = [table.headings[i] for i in range(len(table.ids)) if i not in shown]
+    lines = table.lines(shown, bold=bold)
+    caption_width = width or max(80, max(len(line) for line in table.lines(shown)))
+    note = ""
+    if left_out:
+        note = f" Left out to fit {width} columns: {', '.join(left_out)}; --format csv has all columns."
+    lines.append(textwrap.fill(f"{comparison.caption} * best mean.{note}", width=caption_width))
+    return "\n".join(lines) + "\n"
+
+
+class _Grid:
+    """The cells of a table as text."""
+
+    def __init__(self, comparison: Comparison, *, narrow: bool = False) -> None:
+        heading_cells = formats.headings(comparison)
+        self.ids = formats.column_ids(comparison)
+        self.headings = [formats.printable(cell.text) for cell in heading_cells]
+        self.is_name = [cell.name for cell in heading_cells]
+        rows = [formats.cells_of(comparison, row, fewer_digits=int(narrow)) for row in comparison.rows]
+        self.best = [[cell.best for cell in row] for row in rows]
+        self.rows = [[formats.printable(cell.text) + ("*" if cell.best else "") for cell in row] for row in rows]
+        # in a narrow table, a heading of several words takes two lines, unless the column is wide enough
+        content = [max([len(row[i]) for row in self.rows], default=0) for i in range(len(self.ids))]
+        self.split = [_split(h, w) if narrow else ("", h) for h, w in zip(self.headings, content, strict=True)]
+        self.widths = [max(w, *map(len, parts)) for w, parts in zip(content, self.split, strict=True)]
+
+    def width(self, shown: Sequence[int]) -> int:
+        return sum(self.widths[i] for i in shown) + GAP * (len(shown) - 1)
+
+    def lines(self, shown: Sequence[int], *, bold: bool = False) -> list[str]:
+        lines = [self._line([self.split[i][part] for i in shown], shown) for part in (0, 1)]
+        lines = [line for line in lines if line]
+        lines.append((" " * GAP).join("-" * self.widths[i] for i in shown))
+        for row, best in zip(self.rows, self.best, strict=True):
+            marked = [best[i] and bold for i in shown]
+            lines.append(self._line([row[i] for i in shown], shown, marked))
+        return lines
+
+    def _line(self, texts: Sequence[str], shown: Sequence[int], bold: Sequence[bool] = ()) -> str:
+        cells = []
+        for position, (text, i) in enumerate(zip(texts, shown, strict=True)):
+            cell = text.ljust(self.widths[i]) if self.is_name[i] else text.rjust(self.widths[i])
+            cells.append(f"\x1b[1m{cell}\x1b[0m" if bold and bold[position] else cell)
+        return (" " * GAP).join(cells).rstrip()
+
+
+def _split(heading: str, width: int) -> tuple[str, str]:
+    """Return the two lines of a heading; the first is empty if the heading fits into one."""
+    if len(heading) <= width or " " not in heading:
+        return "", heading
+    first, _, last = heading.rpartition(" ")
+    return first, last
+
+
+def _fitting(table: _Grid, width: int) -> list[int]:
+    """Return the columns to show: the necessary ones, and optional ones in the order of importance if they fit."""
+    optional = [*(i for name in OPTIONAL for i, id in enumerate(table.ids) if id == name)]
+    shown = [i for i in range(len(table.ids)) if i not in optional]
+    for i in optional:
+        if table.width([*shown, i]) <= width:
+            shown.append(i)
+    return sorted(shown)
