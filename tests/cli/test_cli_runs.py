@@ -84,6 +84,44 @@ def test_check_writes_nothing_and_shows_the_uploads(capsys: pytest.CaptureFixtur
     assert "Note: " in capsys.readouterr().out  # two of ten classes belong to no client
 
 
+def test_check_shows_the_data(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "quickstart", *SMALL]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert [line.strip() for line in out[:5]] == [
+        "Dataset digits",
+        "sample           picture, 1x8x8",
+        "classes          10: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9",
+        "samples          1,438 training (200 of them held by clients), 359 test",
+        "source           bundled with scikit-learn",
+    ]
+    Path("files").mkdir()
+    rows = [f"{k % 7}.5,{k},{'north' if k < 10 else 'south'},{'sick' if k % 5 == 0 else 'well'}" for k in range(40)]
+    Path("files", "patients.csv").write_text("\n".join(["dose,age,hospital,outcome", *rows]))
+    table = ["data.dataset=ward", "data.root=files", "data.label=outcome", "models.group=tabular4", "clients=2"]
+    partition = "data.partition={scheme: column, column: hospital}"
+    assert main(["check", "quickstart", *table, partition, "evaluate.global=false"]) == 0
+    shown = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    for line in (
+        "sample numbers, 2",
+        "classes 2: sick, well",
+        "samples 40 training, no test split",
+        f"source {Path('files').resolve()}, csv files",
+        "per client 7, 14.5, 22 training samples, 2, 2, 2 classes (min, median, max)",
+    ):
+        assert line in shown
+
+
+def test_check_says_that_files_are_a_subset(capsys: pytest.CaptureFixture[str]) -> None:
+    import numpy as np
+
+    Path("files").mkdir()
+    np.savez("files/train.npz", x=np.zeros((100, 28, 28), np.uint8), y=np.arange(100) % 10)
+    data = ["data.dataset=mnist", "data.root=files", "clients=2", "evaluate.global=false"]
+    assert main(["check", "quickstart", *data]) == 0
+    source = next(line for line in capsys.readouterr().out.splitlines() if "  source  " in line)
+    assert "100 of 60,000 training samples" in source and source.endswith("a subset of the published dataset")
+
+
 @pytest.mark.parametrize("method", ["local", "lg-fedavg", "feddistill", "fedproto", "fedavg"])
 def test_expected_bytes_bound_the_real_ones(method: str, capsys: pytest.CaptureFixture[str]) -> None:
     from polyfed.cli.check import client_summaries

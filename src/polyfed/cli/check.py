@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from polyfed.config import Config
     from polyfed.federation.simulation import SimulatedFederation
 
+BUNDLED = "scikit-learn"  # source of datasets that ship with it
 MAX_CLIENTS_SHOWN = 40  # more clients are summarised by model
 
 
@@ -31,7 +32,7 @@ class ClientSummary:
 
 
 def check(config: CONFIG, overrides: OVERRIDES = None) -> None:
-    """Check an experiment without running it, and show clients, models, data and expected traffic.
+    """Check an experiment without running it, and show data, clients, models and expected traffic.
 
     Example: polyfed check quickstart method=fedavg
     """
@@ -47,6 +48,7 @@ def check(config: CONFIG, overrides: OVERRIDES = None) -> None:
     profiles = federation.profiles()
     federation.check(profiles)
     clients = client_summaries(federation)
+    _print_data(federation, clients)
     _print_clients(clients)
     for note in federation.notes:
         print_text(f"Note: {note}")
@@ -88,6 +90,50 @@ def _parameter_counts(federation: SimulatedFederation) -> dict[str, int]:
             model = skeleton(spec, shape=federation.dataset.shape, classes=federation.dataset.classes)
             counts[spec.label] = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return counts
+
+
+def _print_data(federation: SimulatedFederation, clients: Sequence[ClientSummary]) -> None:
+    data, config = federation.dataset, federation.config
+    shape = "x".join(str(size) for size in data.shape)
+    vocabulary = f" from a vocabulary of {data.vocabulary:,}" if data.vocabulary else ""
+    held = sum(client.train for client in clients)
+    if federation.matched_test is None:
+        held += sum(client.test for client in clients)
+    total = len(data.train.labels)
+    used = "" if held == total else f" ({held:,} of them held by clients)"
+    test = f"{len(data.test.labels):,} test" if data.test is not None else "no test split"
+    files = "" if data.source == BUNDLED else f", {data.source}"
+    if " of " in data.source:  # fewer classes or samples than the published dataset has
+        files += ", a subset of the published dataset"
+    print_text(
+        f"Dataset {data.name}\n"
+        f"  sample           {data.kind}, {shape}{vocabulary}\n"
+        f"  classes          {data.classes}: {format_names(data.class_names)}\n"
+        f"  samples          {total:,} training{used}, {test}\n"
+        f"  source           {_place_of_data(config)}{files}\n"
+        f"  per client       {format_spread([c.train for c in clients])} training samples, "
+        f"{format_spread([len(c.classes) for c in clients])} classes (min, median, max)"
+    )
+
+
+def _place_of_data(config: Config) -> str:
+    """Return where the dataset comes from: a folder, scikit-learn or the Hugging Face hub."""
+    from pathlib import Path
+
+    from polyfed.data.catalogue import known_dataset
+    from polyfed.data.dataset import is_cached
+    from polyfed.data.locations import locate
+    from polyfed.federation.simulation import file_format
+
+    root = Path(config.data.root).expanduser() if config.data.root else None
+    if root is not None and is_cached(root):
+        return str(root)
+    return locate(known_dataset(config.data.dataset, root=root, how=file_format(config)), root).name
+
+
+def format_names(names: Sequence[str], limit: int = 12) -> str:
+    """Join names; of many, show the first ones."""
+    return ", ".join(names) if len(names) <= limit else f"{', '.join(names[: limit - 1])}, ..., {names[-1]}"
 
 
 def _print_clients(clients: Sequence[ClientSummary]) -> None:

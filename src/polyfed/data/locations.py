@@ -26,6 +26,7 @@ from polyfed.errors import InputError
 class Place:
     """Location of a dataset: a function that returns the digest of its files, and one that decodes them."""
 
+    name: str  # for users: a folder, or where else the data comes from
     digest: Callable[[], str]
     decode: Callable[[], Decoded]
 
@@ -100,7 +101,7 @@ def _bundled_place(name: str) -> Place:
     if file is None:
         raise InputError(f"dataset '{name}' ships with scikit-learn, which is not installed; install scikit-learn")
     decode = (lambda: read_digits(file)) if name == "digits" else (lambda: read_table(name, file))
-    return Place(lambda: files_digest(file.parent, [file]), decode)
+    return Place("bundled with scikit-learn", lambda: files_digest(file.parent, [file]), decode)
 
 
 def local_place(known: KnownDataset, folders: list[Path]) -> Place | None:
@@ -116,6 +117,7 @@ def local_place(known: KnownDataset, folders: list[Path]) -> Place | None:
 
 def _place_of(known: KnownDataset, layout: _Layout, folder: Path, split_files: SplitFiles) -> Place:
     return Place(
+        str(folder),
         digest=lambda: files_digest(folder, [file for files in split_files.values() for file in files]),
         decode=lambda: assemble(known, layout.read(folder, split_files, known)),
     )
@@ -129,4 +131,6 @@ def _hub_place(known: KnownDataset) -> Place:
         searched = "data.root is not set" + (f", {installed} has no files of it" if installed else "")
         return decode_hub(known, searched, ACCEPTED)
 
-    return Place(digest=lambda: f"hub:{known.hub}:{known.hub_config}", decode=decode)
+    return Place(
+        f"Hugging Face hub: {known.hub}", digest=lambda: f"hub:{known.hub}:{known.hub_config}", decode=decode
+    )
