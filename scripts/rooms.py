@@ -31,8 +31,8 @@ ROOMS: dict[str, Room] = {
     "__main__": _room("`python -m polyfed`", "cli"),
     "cli": _room(
         "the commands, one module each",
-        "__init__ api attack benchmarks catalogue comparison config core data deploy engines federation machine models "
-        "report runs trained ui",
+        "__init__ api attack benchmarks catalogue comparison config console core data deploy engines federation machine "
+        "models plugins progress report runs trained ui",
     ),
     "benchmarks": _room(
         "measurements of time and memory, as ratios within one run",
@@ -47,15 +47,19 @@ ROOMS: dict[str, Room] = {
         "federations between real sites on Flower: coordinator, sites, keys, gateway",
         "__init__ api catalogue config core data engines experiment federation models runs trackers training",
     ),
-    "__init__": _room("the public Python interface: `import polyfed`", "api comparison core models trained"),
+    "__init__": _room(
+        "the public Python interface: `import polyfed`", "api comparison core data models report sweeps trained"
+    ),
     "trained": _room(
         "trained models: load them, predict with them, export them",
         "api catalogue core data federation models runs training",
     ),
+    "sweeps": _room("`polyfed.sweep`: grids of settings and seeds", "api comparison config federation runs"),
     "api": _room(
         "`polyfed.run` and the other functions that mirror commands",
-        "config core data experiment federation runs trackers",
+        "config data experiment federation progress runs trackers",
     ),
+    "progress": _room("progress bars of runs, in terminals and notebooks", "config console runs"),
     "experiment": _room(
         "the loop over rounds, with checkpoints, events and results",
         "__init__ config core engines federation guards runs",
@@ -68,18 +72,20 @@ ROOMS: dict[str, Room] = {
     "ui": _room("the live dashboard, from run folders", "analysis comparison report runs"),
     "report": _room("figures, tables and the HTML report, from run folders", "__init__ analysis comparison runs"),
     "comparison": _room("means, standard deviations and tables over runs", "runs"),
-    "config": _room("config keys, presets, overrides and sweeps", "catalogue data models runs"),
-    "catalogue": _room("which methods and filters exist, and how to make them", "core methods option_checks"),
+    "config": _room("config keys, presets, overrides and sweeps", "catalogue core data models plugins runs"),
+    "catalogue": _room("which methods and filters exist, and how to make them", "core option_checks plugins"),
     "methods": _room("one file or folder per method", "core data models training"),
     "filters": _room("steps between a server's update and its model, such as InCo", "core models"),
     "engines": _room("serial, pool, Ray and Flower: run a call on clients", "core machine"),
     "guards": _room("differential privacy for what clients upload", "core"),
-    "runs": _room("the run folder: config, events, checkpoints, results", "core"),
+    "runs": _room("the run folder: config, events, checkpoints, results", "console core"),
     "core": _room("Method, Client, Server, Cohort, messages, random streams", "models option_checks training"),
     "analysis": _room("measures of what models learned: CKA, t-SNE"),
-    "models": _room("the model zoo, groups, and slicing into sub-models"),
+    "models": _room("the model zoo, groups, and slicing into sub-models", "plugins"),
     "training": _room("the local training loop, losses and evaluation"),
-    "data": _room("datasets, readers and partitions"),
+    "data": _room("datasets, readers and partitions", "plugins"),
+    "plugins": _room("entry points of installed packages"),
+    "console": _room("text for people: consoles, messages, numbers with units"),
     "machine": _room("cores and memory of this machine"),
     "option_checks": _room("checks of options of methods and filters: names, types, bounds"),
     "errors": _room("errors that users meet, each one sentence"),

@@ -6,24 +6,42 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from polyfed import errors, models
-    from polyfed.api import resume, run
+    from polyfed import data, errors, models
+    from polyfed.api import load, resume, run
     from polyfed.comparison import compare
     from polyfed.core import register
+    from polyfed.report.python_functions import figure, report
+    from polyfed.sweeps import sweep
     from polyfed.trained.load import load_client
 
 __version__ = "0.1.0"
-__all__ = ["compare", "errors", "load_client", "models", "register", "resume", "run"]
+__all__ = [
+    "compare",
+    "data",
+    "errors",
+    "figure",
+    "load",
+    "load_client",
+    "models",
+    "register",
+    "report",
+    "resume",
+    "run",
+    "sweep",
+]
 
 # public names and their modules, imported on first use so that `import polyfed` is fast
 _LAZY = {
     "compare": "polyfed.comparison",
+    "figure": "polyfed.report.python_functions",
+    "load": "polyfed.api",
     "load_client": "polyfed.trained.load",
     "register": "polyfed.core",
     "resume": "polyfed.api",
     "run": "polyfed.api",
+    "sweep": "polyfed.sweeps",
 }
-_MODULES = ("errors", "models")
+_MODULES = ("data", "errors", "models", "report")
 
 
 def __getattr__(name: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import sys
 import warnings
@@ -11,61 +10,102 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyfed.config import Config, code_digest, loading, parse
+from polyfed.config import Config, code_digest, parse
 from polyfed.errors import InputError
+from polyfed.federation.resumed_objects import check_data_exists, check_same_models, same_data
+from polyfed.federation.run_arguments import method_section, raw_config
+from polyfed.federation.session_code import import_user_code, with_user_code
 from polyfed.runs.atomic_files import check_folder_creatable
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.records import Result, failure_summary
 
 if TYPE_CHECKING:
-    from polyfed.core.method import Method
     from polyfed.data.dataset import Dataset
     from polyfed.experiment import Observer
 
 
 def run(
-    source: str | Path | Mapping[str, Any] = "quickstart",
+    config: str | Path | Mapping[str, Any] | Config | None = None,
     *,
-    data: Dataset | Mapping[str, Any] | None = None,
-    method: str | type[Method] | Method | Mapping[str, Any] | None = None,
+    data: Any = None,
+    models: Any = None,
+    method: Any = None,
     out: str | Path | None = None,
     force: bool = False,
     observers: Sequence[Observer] = (),
-    **overrides: Any,
+    progress: bool | None = None,
+    **settings: Any,
 ) -> Result:
     """Run an experiment and return its result.
 
-    `source` is a config file, the name of a preset or a mapping; `overrides` are top-level config keys. `data` may be
-    an open dataset, and `method` your own method class or an object of it. If the run folder exists, resume the run,
-    or return its result if it has finished. Raise `InputError` if the folder was made with other settings or other
-    code. With `force`, move an existing folder to `NAME.old-1` (or the next free number) and run again.
-    """
-    from polyfed.data.dataset import Dataset
+    If the run folder exists, resume the run, or return its result if it has finished. Raise `InputError` if the
+    folder was made with other settings, data, models or code.
 
+    Args:
+        config: Name of a preset, path of a config file, mapping or `Config`. None: the preset `quickstart`.
+        data: `(x, y)`, `(x_train, y_train, x_test, y_test)`, a torch Dataset, a polyfed Dataset, or a list with one
+            of these per client. A mapping is the config's `data` section; it may also hold `train` or `clients`,
+            `test`, `vocabulary`, `class_names` and `columns`.
+        models: A list of torch modules, classes, functions of `shape` and `classes`, and names of models. Clients get
+            them in turn. Modules keep the weights that they have. A mapping is the config's `models` section.
+        method: The name of a method, or your own method class or an object of it.
+        out: The run folder. None: a folder below `runs`, named after the settings.
+        force: Move an existing run folder to `NAME.old-1` (or the next free number) and run again.
+        observers: Objects whose methods are called during the run, see `polyfed.experiment.Observer`.
+        progress: Show a progress bar. None: in a terminal or a notebook.
+        settings: Top-level keys of the config, such as `rounds=5` or `train={"lr": 0.1}`.
+
+    >>> import numpy as np, polyfed, tempfile
+    >>> x = np.random.default_rng(0).normal(size=(120, 4))
+    >>> y = (x[:, 0] > 0).astype(int)
+    >>> result = polyfed.run(data=(x, y), clients=2, rounds=1, engine={"name": "serial"}, out=tempfile.mkdtemp())
+    >>> result.method, len(result["accuracy"]["personal"]["by_client"])
+    ('fedproto', 2)
+    """
     if "polyfed.federation.user_imports" in sys.modules:  # otherwise no user code is being imported; it needs torch
         from polyfed.federation.user_imports import check_no_nested_run
 
         check_no_nested_run()
-    raw = loading.unshared_copy(source) if isinstance(source, Mapping) else loading.read_source(source)
-    for key, value in overrides.items():
-        loading.set_key(raw, [key], value, key)
-    if method is not None:
-        raw["method"] = _method_entry(method)
-    if isinstance(data, Dataset):
-        # record its cache folder, so that `resume` can open it again
-        loading.set_key(raw, ["data", "dataset"], data.name, "data")
-        loading.set_key(raw, ["data", "root"], str(data.folder), "data")
-    elif data is not None:
-        loading.set_key(raw, ["data"], dict(data), "data")
-    result = run_config(
-        _with_user_code(parse(raw)),
+    raw, dataset = raw_config(config, data=data, models=models, method=method, settings=settings)
+    result = run_with_progress(
+        with_user_code(parse(raw)),
         out=Path(out) if out else None,
         force=force,
-        data=data if isinstance(data, Dataset) else None,
+        data=dataset,
         observers=observers,
+        progress=progress,
     )
     _warn_of_failures(result)
     return result
+
+
+def load(folder: str | Path) -> Result:
+    """Return the result of a finished run from its folder.
+
+    Raise `InputError` if the folder is not a run folder, or if the run has not finished.
+    """
+    opened = RunFolder(Path(folder))
+    opened.config()  # raises an error if it is not a run folder
+    result = opened.result()
+    if result is None:
+        raise InputError(f"the run {folder} has not finished; resume it with polyfed.resume({str(folder)!r})")
+    return result
+
+
+def run_with_progress(
+    config: Config,
+    *,
+    out: Path | None = None,
+    force: bool = False,
+    data: Dataset | None = None,
+    observers: Sequence[Observer] = (),
+    progress: bool | None = None,
+) -> Result:
+    """Run a parsed config as `run_config` does, with a progress bar."""
+    from polyfed.progress import progress_observers
+
+    with progress_observers(progress, str(config.method["name"])) as shown:
+        return run_config(config, out=out, force=force, data=data, observers=[*observers, *shown])
 
 
 @dataclass(frozen=True)
@@ -154,9 +194,33 @@ def run_config(
     return execute(open_run(config, out, force=force), data=data, observers=observers)
 
 
-def resume(path: str | Path, *, observers: Sequence[Observer] = ()) -> Result:
-    """Resume a run from its last checkpoint and return its result."""
-    result = execute(open_existing_run(Path(path)), observers=observers)
+def resume(
+    path: str | Path,
+    *,
+    data: Any = None,
+    models: Any = None,
+    method: Any = None,
+    observers: Sequence[Observer] = (),
+    progress: bool | None = None,
+) -> Result:
+    """Resume a run from its last checkpoint and return its result.
+
+    Give `data`, `models` or `method` again, as you gave them to `run`, if polyfed asks for them: arrays that are no
+    longer in the cache, or classes that could not be saved as source code.
+    """
+    opened = open_existing_run(Path(path))
+    dataset = None
+    if opened.result is None:
+        if method is not None and method_section(method)["name"] != opened.config.method["name"]:
+            raise InputError(f"{path} is a run of the method {opened.config.method['name']}; give this method")
+        if models is not None:
+            check_same_models(models, opened.config, opened.folder.path)
+        if data is not None:
+            dataset = same_data(data, opened.config, opened.folder.path)
+    from polyfed.progress import progress_observers
+
+    with progress_observers(progress, str(opened.config.method["name"])) as shown:
+        result = execute(opened, data=dataset, observers=[*observers, *shown])
     _warn_of_failures(result)
     return result
 
@@ -173,8 +237,12 @@ def execute(opened: OpenedRun, *, data: Dataset | None = None, observers: Sequen
     tracking = trackers.create_trackers(config.track)
     from polyfed.experiment import Experiment, versions  # imports torch
     from polyfed.federation import simulation
+    from polyfed.federation.user_code import initial_weights
 
-    import_user_code(config, folder)
+    if opened.exists:
+        import_user_code(config, folder)
+        if data is None:
+            check_data_exists(config, folder.path)
     federation = simulation.build_federation(config, data=data)
 
     def note(sentence: str) -> None:
@@ -191,7 +259,7 @@ def execute(opened: OpenedRun, *, data: Dataset | None = None, observers: Sequen
             folder.set_aside()
         if not opened.exists:
             settings = {**config.to_dict(), "name": config.run_name, "versions": {**versions(), "code": opened.code}}
-            folder.create(settings, config.user_code)
+            folder.create(settings, config.user_code, initial_weights(config) if config.user_code else b"")
         return experiment.run()
 
 
@@ -205,53 +273,7 @@ def read_config(folder: RunFolder) -> Config:
     return parse(folder.config(), str(folder.config_file)).with_user_code(folder.user_code())
 
 
-def _method_entry(method: Any) -> Any:
-    """Return the `method` section of the config for a name, a mapping, a class or an object."""
-    if isinstance(method, str):
-        return {"name": method}
-    if isinstance(method, Mapping):
-        return dict(method)
-    cls: Any = method if isinstance(method, type) else type(method)
-    if not cls.name:
-        raise InputError(f'the method {cls.__qualname__} has no name; put @register("name") above its class')
-    fields = {} if isinstance(method, type) else dataclasses.asdict(method)
-    return {"name": cls.name, **fields}
-
-
 def _warn_of_failures(result: Result) -> None:
     """Warn the caller of `run` or `resume` of replies that are missing in a result."""
     if result.failures:
         warnings.warn(f"{failure_summary(result)}; see result['failures']", stacklevel=3)
-
-
-def _with_user_code(config: Config) -> Config:
-    """Return the config with the code that workers need to know its models and method."""
-    if "torch" not in sys.modules:
-        return config  # nothing can have been registered
-    from polyfed.federation.user_code import collect_user_code, fingerprints_as_code
-    from polyfed.federation.user_imports import check_current
-
-    try:
-        config = config.with_user_code(collect_user_code(config))
-    except InputError:
-        if config.engine.name != "serial":
-            raise
-        return config.with_user_code(fingerprints_as_code(config))  # everything is in this process
-    check_current({*code_digest.code_digests(config)} - {*code_digest.file_digests(config.imports)})
-    return config
-
-
-def import_user_code(config: Config, folder: RunFolder) -> None:
-    """Import the user code of a run that is resumed, unless this process has the same code."""
-    from polyfed.federation.user_code import collect_user_code, fingerprints_as_code
-    from polyfed.federation.user_imports import import_user_modules
-
-    if not config.user_code:
-        return
-    import_user_modules(config.imports)
-    try:
-        present = collect_user_code(config)
-    except InputError:
-        present = fingerprints_as_code(config)
-    if present != config.user_code:
-        import_user_modules([str(folder.user_code_file.resolve())])

@@ -232,6 +232,7 @@ class Experiment:
         )
         checkpoints.store.keep_only([door.ledger.versions])
         self.folder.write_result(result)
+        result.folder = self.folder.path
         self.folder.event("finished", state_hash=result["state_hash"])
         return result
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from polyfed.cli.output import format_bytes, format_duration, print_result
-from polyfed.cli.progress import ProgressBoard, ProgressObserver, ProgressSnapshot, snapshot_until
 from polyfed.config import parse
+from polyfed.progress import ProgressBoard, ProgressObserver, ProgressSnapshot, snapshot_until
 from polyfed.runs.records import Accuracy, RoundRecord
 
 
@@ -72,7 +72,7 @@ def test_numbers_before_a_checkpoint_count_each_round_once(tmp_path: Path) -> No
 
 BARS = """
 from pathlib import Path
-from polyfed.cli.progress import ProgressBoard, ProgressObserver
+from polyfed.progress import ProgressBoard, ProgressObserver
 from polyfed.config import parse
 from polyfed.runs.records import Accuracy, RoundRecord
 with ProgressBoard() as board:

@@ -209,13 +209,13 @@ for units in (4, 8):
     assert not (tmp_path / "run-8" / "result.json").exists()
 
 
-def test_a_class_without_a_name_is_refused() -> None:
+def test_a_method_inside_of_a_function_is_refused() -> None:
     from polyfed.core import Method
 
     class Nameless(Method):
-        """No name."""
+        """Its class is in a function."""
 
-    with pytest.raises(polyfed.errors.InputError, match="has no name"):
+    with pytest.raises(polyfed.errors.InputError, match="the method Nameless is defined inside of a function"):
         polyfed.run("quickstart", method=Nameless)
 
 

@@ -248,10 +248,11 @@ def test_wrong_registrations_say_what_is_wrong() -> None:
         register("cnn4", own_factory)
     with pytest.raises(InputError, match="Cannot register a model as 'own@2'"):
         register("own@2", own_factory)
-    not_callable: Any = Own(64, 10)
-    register("module", lambda: not_callable)
-    with pytest.raises(InputError, match="returned a Own; return a SplitModel, or give the name of the last layer"):
-        build("module", shape=SHAPE, classes=10)
-    not_callable = "own"
+    register("number", lambda: 3)  # type: ignore[arg-type, return-value]
+    with pytest.raises(InputError, match=r"its factory returned a int; expected a torch\.nn\.Module"):
+        build("number", shape=SHAPE, classes=10)
+    register("module", lambda: Own(64, 10))
+    assert build("module", shape=SHAPE, classes=10).head.out_features == 10  # its head is found
+    not_callable: Any = "own"
     with pytest.raises(InputError, match="the factory is a str; expected a function"):
         register("text", not_callable)

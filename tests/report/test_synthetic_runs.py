@@ -11,7 +11,8 @@ from PIL import Image
 from safetensors.torch import load_file
 from tests import small
 
-from polyfed import api, report
+from polyfed import api
+from polyfed.report import Options, figure
 
 DFFKE = {"name": "dffke", **small.DFFKE}
 NOISE = {"embeddings": {"clip": 1.0, "noise": 2.0}}
@@ -29,7 +30,7 @@ def test_figure_for_every_round_with_and_without_noise(number: int, tmp_path: Pa
     images = {}
     for name, folder in folders.items():
         file = tmp_path / f"{name}.png"
-        spec, _ = report.figure("synthetic", [folder], file, options=report.Options(round=number))
+        spec, _ = figure("synthetic", [folder], file, options=Options(round=number))
         assert f"after round {number}" in spec.caption
         with Image.open(file) as shown:
             assert min(shown.size) > 100

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.metadata
 import importlib.util
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from polyfed import plugins
 from polyfed.catalogue.source_reader import PACKAGE, MethodInfo, read_file
 from polyfed.errors import InputError, nearest
 from polyfed.option_checks import Bound, check_bounds, check_names, check_types, type_from_text
@@ -19,8 +20,6 @@ from polyfed.option_checks import Bound, check_bounds, check_names, check_types,
 if TYPE_CHECKING:
     from polyfed.core.filter import ServerFilter
     from polyfed.core.method import Method
-
-ENTRY_POINTS = "polyfed.methods"
 
 
 @cache
@@ -30,10 +29,10 @@ def methods() -> Mapping[str, MethodInfo]:
     for module, path in _sources():
         try:
             infos |= {info.name: info for info in read_file(module, path)}
-        except (OSError, SyntaxError, ValueError):
+        except (OSError, SyntaxError, ValueError) as error:
             if module.startswith("polyfed."):
                 raise
-            # A plug-in that cannot be read is not listed; asking for it by name raises InputError.
+            warnings.warn(f"{path}, an installed method, cannot be read: {error}", stacklevel=2)
     return dict(sorted(infos.items()))
 
 
@@ -151,14 +150,18 @@ def method_names() -> list[str]:
 def _sources() -> Iterator[tuple[str, Path]]:
     """Yield the modules of methods: those of polyfed, and entry points of installed packages."""
     yield from _modules("methods", "method.py")
-    for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
+    for name, entry in plugins.entry_points(plugins.METHODS).items():
         module = entry.value.partition(":")[0]
         try:
             spec = importlib.util.find_spec(module)
-        except (ImportError, ValueError):
-            continue  # the module of the entry point is missing
-        if spec is not None and spec.origin is not None and spec.origin.endswith(".py"):
-            yield module, Path(spec.origin)
+            origin = None if spec is None else spec.origin
+        except Exception:  # the package of the module runs, and can raise anything
+            origin = None
+        if origin is not None and origin.endswith(".py"):
+            yield module, Path(origin)
+        else:
+            title = plugins.describe(plugins.METHODS, name)
+            warnings.warn(f"{title} is not listed: there is no module {module}", stacklevel=2)
 
 
 def _modules(room: str, main: str) -> Iterator[tuple[str, Path]]:

@@ -39,12 +39,13 @@ def figure(
 
     Example: polyfed figure curves runs/alphas -o curves.pdf
     """
-    from polyfed import report
+    from polyfed.report import Options
+    from polyfed.report import figure as draw
     from polyfed.runs.atomic_files import check_file_writable
 
     check_file_writable(out)
-    options = report.Options(measure, against, tuple(by or ()), round)
-    spec, warnings = report.figure(kind, folders, out, options=options, width=width, height=height)
+    options = Options(measure, against, tuple(by or ()), round)
+    spec, warnings = draw(kind, folders, out, options=options, width=width, height=height)
     for warning in warnings:
         print_message(warning)
     print_text(f"{out}: {spec.title}. {spec.caption}")

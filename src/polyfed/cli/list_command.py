@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from polyfed.cli.output import print_json, print_table
+from polyfed import plugins
+from polyfed.cli.output import print_json, print_message, print_table
 from polyfed.errors import InputError, nearest
 
 Row = dict[str, Any]
@@ -53,7 +54,15 @@ def methods() -> list[Row]:
 def models() -> list[Row]:
     from polyfed.models.zoo import built_in_models
 
-    return list(built_in_models().values())
+    rows = list(built_in_models().values())
+    for name in plugins.entry_points(plugins.MODELS):
+        from polyfed.models import describe
+
+        try:
+            rows.append(dataclasses.asdict(describe(name)))
+        except InputError as error:  # the package may be broken, or its model take inputs of another shape
+            print_message(f"{name} is not listed: {error}")
+    return rows
 
 
 def groups() -> list[Row]:
@@ -65,7 +74,12 @@ def groups() -> list[Row]:
 def datasets() -> list[Row]:
     from polyfed.data.catalogue import catalogue
 
-    return [{**dataclasses.asdict(info), "available": info.available()} for info in catalogue()]
+    known = [{**dataclasses.asdict(info), "available": info.available()} for info in catalogue()]
+    installed = [
+        name for name in plugins.entry_points(plugins.DATASETS) if name not in {row["name"] for row in known}
+    ]
+    unread = {"shape": (), "classes": None, "train": None, "test": None, "available": True}
+    return [*known, *({"name": name, **unread} for name in installed)]
 
 
 def partitions() -> list[Row]:
@@ -158,9 +172,9 @@ def _print_datasets(rows: list[Row]) -> None:
             [
                 row["name"],
                 "x".join(map(str, row["shape"])),
-                row["classes"],
-                f"{row['train']:,}",
-                f"{row['test']:,}",
+                "-" if row["classes"] is None else row["classes"],
+                "-" if row["train"] is None else f"{row['train']:,}",
+                "-" if row["test"] is None else f"{row['test']:,}",
                 "yes" if row["available"] else "set data.root, or downloads from the hub",
             ]
             for row in rows

@@ -1,10 +1,11 @@
-"""`polyfed new method`: write a method file and its test as a starting point."""
+"""`polyfed new method` and `polyfed new package`: write files to start from."""
 
 from __future__ import annotations
 
 import importlib.util
 import keyword
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -32,21 +33,64 @@ def method(
 
     module = module_name(name)
     files = {out / f"{module}.py": METHOD, out / f"test_{module}.py": TEST}
-    for file in files:
-        if file.exists():
-            raise InputError(f"{file} exists; choose another name, or another folder with --out")
-    title = "".join(word.capitalize() for word in module.split("_"))
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        for file, text in files.items():
-            file.write_text(text.replace("@NAME@", name).replace("@CLASS@", title).replace("@MODULE@", module))
-    except OSError as error:
-        raise InputError(f"{out} cannot be written to: {error.strerror}") from None
+    _write(files, name, module, "choose another name, or another folder with --out")
     path = next(iter(files))
     import_path = path if path.is_absolute() else f"./{path}"
     print_text(f"Wrote {' and '.join(str(file) for file in files)}")
     print_text(f"Run it:   polyfed run quickstart imports=[{import_path}] method={name}")
     print_text(f"Test it:  pytest {out / f'test_{module}.py'}")
+
+
+@app.command("package")
+def package(
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="Name of the package and its method: lower-case words joined by - or _."),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder to write the package into.")] = Path(),
+) -> None:
+    """Write a small installable package with a method, a model, a dataset and a test.
+
+    After pip install, polyfed finds them by their names.
+
+    Example: polyfed new package my-method
+    """
+    from polyfed.cli import package_template as template
+    from polyfed.cli.method_template import METHOD
+
+    module = module_name(name)
+    folder = out / name
+    if folder.exists():
+        raise InputError(f"{folder} exists; choose another name, or another folder with --out")
+    source = folder / "src" / module
+    files = {
+        folder / "pyproject.toml": template.PYPROJECT,
+        folder / "README.md": template.README,
+        source / "__init__.py": template.INIT,
+        source / "method.py": METHOD,
+        source / "models.py": template.MODELS,
+        source / "data.py": template.DATA,
+        folder / "tests" / f"test_{module}.py": template.TEST,
+    }
+    _write(files, name, module, "choose another name")
+    print_text(f"Wrote the package {folder}")
+    print_text(f"Install it:  pip install -e {folder}")
+    print_text(f"Run it:      polyfed run quickstart method={name}")
+    print_text(f"Test it:     pytest {folder}")
+
+
+def _write(files: Mapping[Path, str], name: str, module: str, remedy: str) -> None:
+    """Write templates with their names filled in. Raise `InputError` if a file exists."""
+    for file in files:
+        if file.exists():
+            raise InputError(f"{file} exists; {remedy}")
+    title = "".join(word.capitalize() for word in module.split("_"))
+    try:
+        for file, text in files.items():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text.replace("@NAME@", name).replace("@CLASS@", title).replace("@MODULE@", module))
+    except OSError as error:
+        raise InputError(f"{next(iter(files)).parent} cannot be written to: {error.strerror}") from None
 
 
 def module_name(name: str) -> str:

@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from polyfed.console import format_bytes, format_duration, format_percent, make_console, print_message, single_line
 
-WIDTH_WITHOUT_TERMINAL = 160  # columns, so that a table in a file or a pipe is not folded
+__all__ = [
+    "format_bytes",
+    "format_duration",
+    "format_percent",
+    "make_console",
+    "print_json",
+    "print_message",
+    "print_result",
+    "print_table",
+    "print_text",
+    "single_line",
+]
+
 MAX_ROUNDS_SHOWN = 10  # in the table of a run
-
-
-def single_line(text: object) -> str:
-    """Return a text on one line, without control characters that a terminal would execute."""
-    return " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
-
-
-def print_message(text: object) -> None:
-    """Print a message to stderr, on one line."""
-    line = f"{single_line(text)}\n"
-    try:
-        sys.stderr.write(line)
-        sys.stderr.flush()
-    except RuntimeError:  # a signal handler interrupted another write to the buffer, which is not reentrant
-        os.write(sys.stderr.fileno(), line.encode())
 
 
 def print_text(text: str) -> None:
@@ -39,14 +34,6 @@ def print_text(text: str) -> None:
 def print_json(value: Any) -> None:
     """Print a value to stdout as indented JSON."""
     print_text(json.dumps(value, indent=1))
-
-
-def make_console(*, stderr: bool = False) -> Console:
-    """Return a rich console on stdout or stderr."""
-    from rich.console import Console
-
-    stream = sys.stderr if stderr else sys.stdout
-    return Console(file=stream, width=None if stream.isatty() else WIDTH_WITHOUT_TERMINAL, highlight=False)
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, right: Iterable[int] = ()) -> None:
@@ -62,28 +49,6 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, ri
     for row in rows:
         table.add_row(*(Text(single_line(cell)) for cell in row))
     make_console().print(table)
-
-
-def format_bytes(count: float) -> str:
-    """Format a number of bytes, such as '1.5 MiB'."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
-
-
-def format_percent(value: float | None) -> str:
-    """Format a fraction, such as '82.50 %', or '-' if there is none."""
-    return "-" if value is None else f"{100 * value:.2f} %"
-
-
-def format_duration(seconds: float) -> str:
-    """Format seconds, such as '42 s' or '3 min 05 s'."""
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def print_result(result: Mapping[str, Any]) -> None:

@@ -87,7 +87,7 @@ def _run(opened: OpenedRun, quiet: bool) -> Result:
         fork_server.start_spare()  # it imports torch while this process does
     try:
         from polyfed import api
-        from polyfed.cli.progress import ProgressBoard, ProgressObserver
+        from polyfed.progress import ProgressBoard, ProgressObserver
 
         with ProgressBoard(quiet=quiet) as board, record_crash(opened.folder.path):
             observer = ProgressObserver(board, str(opened.config.method["name"]))

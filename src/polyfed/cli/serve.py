@@ -108,7 +108,7 @@ def _print_join_command(
 
 
 def _run(run: Callable[..., Result], config: Config, folder: RunFolder, quiet: bool, prefix: str) -> Result:
-    from polyfed.cli.progress import ProgressBoard, ProgressObserver
+    from polyfed.progress import ProgressBoard, ProgressObserver
 
     with ProgressBoard(quiet=quiet) as board, record_crash(folder.path):
         return run(config, folder, [ProgressObserver(board, f"{prefix}{config.method['name']}")])

@@ -100,8 +100,8 @@ def _run_all(
     runs: list[SweepRun], jobs: int | None, quiet: bool, skip_invalid: bool
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Check and run the runs of a sweep. Return the failed and the stopped ones, with a message each."""
-    from polyfed.cli.progress import ProgressBoard
     from polyfed.cli.sweep_workers import SweepWorkers
+    from polyfed.progress import ProgressBoard
 
     runs, count = allocate_cores(runs, jobs)
     with ProgressBoard(quiet=quiet, every_round=False) as board:

@@ -21,10 +21,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-from polyfed.cli.progress import ProgressBoard, ProgressSnapshot, RunProgress, snapshot_of, snapshot_until
 from polyfed.config import Config
 from polyfed.config.sweep import SweepRun
 from polyfed.errors import PolyfedError
+from polyfed.progress import ProgressBoard, ProgressSnapshot, RunProgress, snapshot_of, snapshot_until
 from polyfed.runs.records import RoundRecord
 
 STOPPED = 130

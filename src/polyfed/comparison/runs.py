@@ -63,7 +63,7 @@ def load_runs(sources: Iterable[Source]) -> tuple[list[Run], list[str]]:
     for source in sources:
         if isinstance(source, Mapping):
             searched.append("a result")
-            _add(runs, skipped, Run("a result", Result(source)))
+            _add(runs, skipped, _run_of(source))
             continue
         searched.append(str(source))
         paths = [] if Path(source).is_file() else run_folders(Path(source))
@@ -94,6 +94,14 @@ def _unfinished_notes(paths: list[Path]) -> list[str]:
     if len(paths) > MAX_UNFINISHED_NAMED:
         return [f"{len(paths)} runs are not finished, such as {paths[0]}; resume them with: polyfed resume"]
     return [f"{path} is not finished; resume it with: polyfed resume {path}" for path in paths]
+
+
+def _run_of(source: Mapping[str, Any]) -> Run:
+    """Return the run of a result in memory, with its config if its folder is known."""
+    folder = source.folder if isinstance(source, Result) else None
+    if folder is None or not RunFolder(folder).exists():
+        return Run("a result", Result(source))
+    return Run(str(folder), Result(source), RunFolder(folder).config())
 
 
 def run_folders(path: Path) -> list[Path]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Collection
 from pathlib import Path
 
-from polyfed import catalogue
+from polyfed import catalogue, plugins
 from polyfed.config.config import Config
 from polyfed.data.partition_settings import settings_of
 from polyfed.errors import InputError, nearest
@@ -24,7 +26,8 @@ def check_names(config: Config) -> None:
     if missing is not None:
         raise InputError(f"imports: there is no file {missing}")
     if not config.imports:
-        catalogue.check_method(config.method)
+        if str(config.method["name"]) not in _registered("polyfed.core.method", "registered"):
+            catalogue.check_method(config.method)
         _check_models(config)
     catalogue.check_filter(config.server_filter)
     if config.data.dataset != REMOTE:
@@ -40,11 +43,18 @@ def _check_models(config: Config) -> None:
         model_group(models.group)
     elif models.clients is None:
         entries += models.group
+    own = {*plugins.entry_points(plugins.MODELS), *_registered("polyfed.models.registry", "registered_models")}
     for entry in entries:
         name = ModelSpec.of(entry).name
-        if name not in built_in_models():
+        if name not in built_in_models() and name not in own:
             group = f" There is a group of this name: models.group={name}." if name in GROUPS else ""
-            raise InputError(f"Unknown model '{name}'; {nearest(name, built_in_models())}.{group}")
+            raise InputError(f"Unknown model '{name}'; {nearest(name, {*built_in_models(), *own})}.{group}")
+
+
+def _registered(module: str, function: str) -> Collection[str]:
+    """Return the names that this process has registered. There are none if the module is not loaded."""
+    loaded = sys.modules.get(module)
+    return () if loaded is None else getattr(loaded, function)()
 
 
 def _check_dataset(config: Config) -> None:
@@ -56,4 +66,6 @@ def _check_dataset(config: Config) -> None:
     root = Path(data.root).expanduser() if data.root else None
     if root is not None and cache.read_meta(root) is not None:
         return  # a dataset made from arrays
+    if root is None and data.dataset in plugins.entry_points(plugins.DATASETS):
+        return
     locations.locate(datasets.known_dataset(data.dataset, root=root, how=datasets.Format(data.layout)), root)

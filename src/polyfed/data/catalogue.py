@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from polyfed import plugins
 from polyfed.data.arrays import size_text
 from polyfed.errors import InputError, nearest
 
@@ -159,8 +160,10 @@ def known_dataset(name: str, *, root: Path | None = None, how: Format | None = N
         shape = (how.text_length,) if known.name == "ag_news" else known.shape
         return replace(known, format=how, shape=shape, resize=how.resize or known.resize)
     if root is None:
+        known_names = [*KNOWN, *plugins.entry_points(plugins.DATASETS)]
         raise InputError(
-            f"unknown dataset '{name}'; {nearest(name, KNOWN)} For files of your own, set data.root to their folder."
+            f"unknown dataset '{name}'; {nearest(name, known_names)} For files of your own, set data.root to their "
+            "folder."
         )
     return KnownDataset(name, None, 0, 0, 0, resize=how.resize, kind="any", format=how)
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from polyfed import plugins
 from polyfed.data import cache as dataset_cache
 from polyfed.data.arrays import KINDS, Decoded, Part, as_inputs, checked_part, named_labels
 from polyfed.data.balanced_subset import balanced_limit
-from polyfed.data.catalogue import DatasetInfo, Format, catalogue, known_dataset
+from polyfed.data.catalogue import KNOWN, DatasetInfo, Format, catalogue, known_dataset
 from polyfed.data.locations import locate
 from polyfed.errors import InputError
 
@@ -76,10 +77,27 @@ def load(name: str, *, root: Path | None = None, cache: Path | None = None, how:
     or a subfolder with the dataset's name), or from the Hugging Face hub if no root is given. Your own
     data may have any other name and needs a root; `how` gives the layout and the columns of its files.
     """
+    if root is None and name not in KNOWN and name in plugins.entry_points(plugins.DATASETS):
+        return _from_package(name)
     how = how or Format()
     place = locate(known_dataset(name, root=root, how=how), None if root is None else Path(root))
     folder = dataset_cache.folder_for(name, f"{place.digest()}{how.digest()}", cache)
     return open_cached(dataset_cache.ensure(folder, name, place.decode))
+
+
+def _from_package(name: str) -> Dataset:
+    """Create the dataset of an installed package: a function that returns what `polyfed.run(data=...)` accepts."""
+    from polyfed.data.in_memory import named_data  # imports this module
+
+    function = plugins.load(plugins.DATASETS, name)
+    title = plugins.describe(plugins.DATASETS, name)
+    if not callable(function):
+        raise InputError(f"{title} is a {type(function).__name__}; expected a function that returns the data")
+    try:
+        data = function()
+    except Exception as error:  # other packages can raise anything
+        raise InputError(f"{title} cannot be read: {type(error).__name__}: {error}") from None
+    return named_data(name, data)
 
 
 def is_cached(folder: Path) -> bool:
@@ -173,13 +191,13 @@ def from_torch(
     cache: Path | None = None,
 ) -> Dataset:
     """Create a dataset from map-style torch datasets whose items are (input, label)."""
-    train_x, train_y = _stacked(name, train)
-    test_x, test_y = (None, None) if test is None else _stacked(name, test)
+    train_x, train_y = stacked(name, train)
+    test_x, test_y = (None, None) if test is None else stacked(name, test)
     names = getattr(train, "classes", None)
     return from_arrays(name, train_x, train_y, test_x, test_y, class_names=names, vocabulary=vocabulary, cache=cache)
 
 
-def _stacked(name: str, items: Any) -> tuple[Any, Any]:
+def stacked(name: str, items: Any) -> tuple[Any, Any]:
     pairs = [items[number] for number in range(len(items))]
     inputs = [np.asarray(pair[0]) for pair in pairs]
     shapes = {array.shape for array in inputs}

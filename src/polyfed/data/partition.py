@@ -13,6 +13,7 @@ from polyfed.data.arrays import Ints
 from polyfed.data.class_partitions import check_classes_per_client, pathological, pfedhn
 from polyfed.data.column_partition import by_column
 from polyfed.data.flower_partitions import flower
+from polyfed.data.given_partition import by_given
 from polyfed.data.local_split import check_fraction, local_split
 from polyfed.data.partition_file import Partition, read, save
 from polyfed.data.partition_settings import SCHEMES, Option, Scheme, settings_of
@@ -41,7 +42,7 @@ def make(
     """Partition the samples by the scheme of `settings`, then split the samples of each client into train and test.
 
     `batch_size` only affects the smallest clients of an unbalanced `pathological` partition. `columns` has one
-    value per sample, for the scheme `column`.
+    value per sample, for the schemes `column` and `given`.
     """
     name, options = settings_of(settings)
     labels = _validate_labels(labels, classes)
@@ -57,11 +58,18 @@ def make(
             "be empty; use fewer clients or more samples"
         )
     notes: list[str] = []
+    scheme_notes: list[str] = []
     if name == "ratio" and options["reading"] == "split":
         test_fraction, validation_fraction, note = _split_fractions(options["ratio"])
         notes.append(note)
     least = min((batch_size or _DEFAULT_BATCH_SIZE) / (test_fraction or 1.0), len(labels) / (2 * clients))
-    if name == "column":
+    if name == "given":
+        given, given_test = by_given(columns or {}, clients)
+        if given_test is not None:
+            _check_not_empty(given)
+            return Partition(tuple(given), tuple(given_test), ())
+        indices = given
+    elif name == "column":
         indices, scheme_notes = by_column(columns or {}, str(options["column"]), clients)
     else:
         indices, scheme_notes = _assign_samples(name, options, labels, classes, clients, rng, least)

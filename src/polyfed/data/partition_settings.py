@@ -88,6 +88,7 @@ SCHEMES: Mapping[str, Scheme] = {
         "make one client of each value of a column, such as a hospital or a person",
         {"column": Option("text", None, "name of the column", required=True)},
     ),
+    "given": Scheme("every client keeps the data that it brought to polyfed.run(data=[...])", {}),
     "file": Scheme(
         "read sample indices from an .npz file with arrays train_0, test_0, train_1, ...",
         {"path": Option("text", None, "path of the .npz file", required=True)},

@@ -33,6 +33,7 @@ from polyfed.federation.client_metadata import client_metadata
 from polyfed.federation.server_federation import ServerFederation
 from polyfed.federation.user_imports import import_user_modules
 from polyfed.models import ModelSpec
+from polyfed.models.instances import WEIGHTS_FILE
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.state_store import FolderStore
 from polyfed.training import Samples
@@ -127,6 +128,7 @@ class SimulatedFederation(ServerFederation):
         np.save(folder / "indices.npy", np.concatenate([np.asarray(p, np.int64) for p in parts]))
         np.save(folder / "offsets.npy", np.cumsum([0, *(len(p) for p in parts)]))
         (folder / USER_CODE).write_text(self.config.user_code)
+        (folder / WEIGHTS_FILE).write_bytes(user_code.initial_weights(self.config))
         return {
             "config": self.config.to_dict(),
             "dataset": str(self.dataset.folder),

@@ -10,7 +10,9 @@ import ast
 import builtins
 import contextlib
 import linecache
+import symtable
 import sys
+import textwrap
 from collections.abc import Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -54,7 +56,7 @@ class SourceModule:
         self._defined[name] = value
         self._future |= bool(flags & __future__.annotations.compiler_flag)
         names = sys.modules[value.__module__].__dict__
-        for used in sorted({n.id for n in ast.walk(node) if isinstance(n, ast.Name)}):
+        for used in sorted(_global_names(node, text)):
             if used in names and not hasattr(builtins, used) and used != value.__name__:
                 self._add(used, names[used], owner)
         self._parts.append(f"{text}\n")
@@ -82,6 +84,24 @@ class SourceModule:
             )
         self._defined[name] = value
         self._parts.append(f"{line}\n")
+
+
+def _global_names(node: ast.AST, text: str) -> set[str]:
+    """Return the global variables that a definition uses, without its parameters and local variables.
+
+    Names in annotations count, even if they are not evaluated: they may give the types of options.
+    """
+    names: set[str] = set()
+    scopes = [symtable.symtable(textwrap.dedent(text), "<captured>", "exec")]
+    while scopes:
+        scope = scopes.pop()
+        scopes += scope.get_children()
+        outermost = scope.get_type() == "module"
+        names |= {s.get_name() for s in scope.get_symbols() if s.is_referenced() and (outermost or s.is_global())}
+    for part in ast.walk(node):
+        annotations = (getattr(part, "annotation", None), getattr(part, "returns", None))
+        names |= {n.id for a in annotations if a is not None for n in ast.walk(a) if isinstance(n, ast.Name)}
+    return names
 
 
 def _import_line(name: str, value: Any) -> str | None:

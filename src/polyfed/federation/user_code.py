@@ -13,8 +13,10 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import BuiltinFunctionType, CodeType, FunctionType
 from typing import Any
+
+from torch import Tensor
 
 from polyfed.config import Config
 from polyfed.config.code_digest import MODULE_PREFIX, file_digests
@@ -23,8 +25,11 @@ from polyfed.errors import InputError
 from polyfed.federation.source_capture import REMEDY, SourceModule, find_source, has_file
 from polyfed.federation.user_imports import FILE_PREFIX, main_module_name
 from polyfed.models import ModelSpec
+from polyfed.models.instances import weights_of
 from polyfed.models.registry import OwnModel, registered_models
 
+_INSTALLED = ("polyfed.", "torch.")  # modules that are the same in all processes
+LIBRARY_PREFIX = "library_"  # of the names of these modules in the text
 HEADER = '"""Code that this run needs in other processes, written by polyfed.run."""\n'
 
 
@@ -37,10 +42,13 @@ def collect_user_code(config: Config) -> str:
     for kind, name, value, head in _own_code(config):
         if kind == "method":
             reference = writer.reference(value, f"the method {value.__qualname__}")
-            if writer.in_session(value):  # the file of other methods registers them
+            if reference is None and "<locals>" in value.__qualname__:
+                raise InputError(f"the method {value.__name__} is defined inside of a function; {REMEDY}")
+            if reference is not None:  # its file may register it as well, which does no harm
                 writer.lines.append(f"polyfed.register({name!r})({reference})")
         else:
             reference = writer.reference(value, f"the model '{name}'")
+            writer.loads_weights = writer.loads_weights or bool(weights_of(value))
             if reference is not None:
                 writer.lines.append(f"polyfed.models.register({name!r}, {reference}, head={head!r})")
     return writer.text
@@ -67,6 +75,16 @@ def _own_code(config: Config) -> Iterator[tuple[str, str, Any, str | None]]:
     for name, own in own_models(config).items():
         if not is_imported(own.module):
             yield "model", name, own.factory, own.head
+
+
+def initial_weights(config: Config) -> bytes:
+    """Return the weights of the modules that the user passed, as a safetensors file; empty if there are none."""
+    from safetensors.torch import save
+
+    tensors: dict[str, Tensor] = {}
+    for own in own_models(config).values():
+        tensors |= weights_of(own.factory)
+    return save(tensors) if tensors else b""
 
 
 def own_models(config: Config) -> dict[str, OwnModel]:
@@ -105,6 +123,7 @@ class _Writer:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self.loads_weights = False
         self._captured = SourceModule()
         self._modules: dict[str, str] = {}  # name of each imported file or module in the text
 
@@ -121,37 +140,69 @@ class _Writer:
             "import polyfed",
             "from polyfed.federation.user_imports import import_user_file, import_user_modules",
         ]
+        if self.loads_weights:
+            imports += [
+                "from polyfed.models.instances import WEIGHTS_FILE, load_weights",
+                "load_weights(Path(__file__).with_name(WEIGHTS_FILE))",
+            ]
         modules = [
             f"{alias} = import_user_file(Path({home!r}))"
             if home.endswith(".py")
+            else f"import {home} as {alias}"
+            if alias.startswith(LIBRARY_PREFIX)
             else f"import_user_modules([{home!r}])\nimport {home} as {alias}"
             for home, alias in self._modules.items()
         ]
         lines = [*imports, *modules, captured.removeprefix(future), *self.lines]
         return HEADER + first + "\n".join(lines) + "\n"
 
-    def in_session(self, value: Any) -> bool:
-        """Return whether an object is defined in a notebook or an interactive session, without a file."""
-        return _home(value.__module__) is None
-
     def reference(self, value: Any, owner: str) -> str | None:
         """Return an expression for an object, or None if only the import of its file can register it."""
         if isinstance(value, functools.partial):
             function = self.reference(value.func, owner)
-            given = [repr(one) for one in value.args] + [f"{key}={one!r}" for key, one in value.keywords.items()]
+            given = [self._argument(one, owner) for one in value.args]
+            given += [f"{key}={self._argument(one, owner)}" for key, one in value.keywords.items()]
             return function and f"functools.partial({', '.join([function, *given])})"
+        if isinstance(value, BuiltinFunctionType):
+            return self._builtin(value, owner)
         if not isinstance(value, FunctionType | type):
             raise InputError(f"{owner} is a {type(value).__name__}; use a function or a class, or {REMEDY}")
         home = _home(value.__module__)
         if home is None:
             return self._captured.define(value, owner)
-        alias = self._modules.setdefault(home, f"{MODULE_PREFIX}{len(self._modules)}")
+        alias = self._alias(home)
         found: Any = sys.modules[value.__module__]
         for part in value.__qualname__.split("."):
             found = getattr(found, part, None)
         if found is not value:
             return None
         return f"{alias}.{value.__qualname__}"
+
+    def _alias(self, home: str) -> str:
+        """Import a module or file. Return the name that it has in the text."""
+        installed = home == "torch" or home.startswith(_INSTALLED)
+        prefix = LIBRARY_PREFIX if installed else MODULE_PREFIX
+        return self._modules.setdefault(home, f"{prefix}{len(self._modules)}")
+
+    def _argument(self, value: Any, owner: str) -> str:
+        """Return an expression for an argument of a partial function."""
+        if isinstance(value, tuple):
+            return f"({''.join(f'{self._argument(one, owner)}, ' for one in value)})"
+        if not isinstance(value, FunctionType | BuiltinFunctionType | type | functools.partial):
+            return repr(value)
+        reference = self.reference(value, owner)
+        if reference is None:
+            raise InputError(
+                f"{owner} uses {getattr(value, '__qualname__', value)}, which cannot be imported; {REMEDY}"
+            )
+        return reference
+
+    def _builtin(self, value: BuiltinFunctionType, owner: str) -> str:
+        """Return an expression for a function that is not written in Python, such as torch.relu."""
+        for module in (value.__module__, "torch", "torch.nn.functional"):
+            if module in sys.modules and getattr(sys.modules[module], value.__name__, None) is value:
+                return f"{self._alias(module)}.{value.__name__}"
+        raise InputError(f"{owner} uses the function {value.__name__}, which cannot be imported; {REMEDY}")
 
 
 def _home(module: str) -> str | None:
@@ -171,7 +222,9 @@ def _parts(value: Any, seen: set[int]) -> Iterable[str]:
         if id(value) in seen:
             return
         seen.add(id(value))
-    if isinstance(value, functools.partial):
+    if isinstance(value, FunctionType | type) and str(value.__module__).startswith(_INSTALLED):
+        yield f"{value.__module__}.{value.__qualname__}"
+    elif isinstance(value, functools.partial):
         for part in (value.func, *value.args, *value.keywords.items()):
             yield from _parts(part, seen)
     elif isinstance(value, FunctionType):

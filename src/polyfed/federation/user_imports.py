@@ -58,10 +58,11 @@ def main_module_name() -> str | None:
     return None if spec is None else spec.name
 
 
-def import_user_modules(names: Sequence[str]) -> None:
+def import_user_modules(names: Sequence[str], *, again: bool = False) -> None:
     """Import modules by name, and files by path if the name ends in `.py`. Raise `InputError` if one fails.
 
-    A module is imported again if its code, or that of a local module that it imports, has changed.
+    A module is imported again if its code, or that of a local module that it imports, has changed. With `again`,
+    files run again in any case, so that they register their models and methods again.
     """
     for name in names:
         digests = file_digests([name])
@@ -70,7 +71,7 @@ def import_user_modules(names: Sequence[str]) -> None:
         _digests[name] = digests  # even if the import fails: it may have loaded some of the modules
         try:
             if name.endswith(".py"):
-                import_user_file(Path(name).expanduser().resolve())
+                import_user_file(Path(name).expanduser().resolve(), again=again)
             elif name != main_module_name():  # importing the main script again would start a second run
                 with _import_in_progress():
                     importlib.import_module(name)
@@ -136,13 +137,16 @@ def _place(error: Exception, files: Collection[str]) -> str:
     return f"{frames[-1].filename}, line {frames[-1].lineno}: " if frames else ""
 
 
-def import_user_file(path: Path) -> ModuleType:
-    """Import a Python file once and return its module. The import ends where the file calls `polyfed.run`."""
+def import_user_file(path: Path, *, again: bool = False) -> ModuleType:
+    """Import a Python file once and return its module. The import ends where the file calls `polyfed.run`.
+
+    With `again`, run the file even if it has been imported, so that it registers its models and methods again.
+    """
     module_name = f"{FILE_PREFIX}{path.stem}_{rng.derive(str(path)):x}"
     main_file = getattr(sys.modules.get("__main__"), "__file__", None)
     if main_file is not None and Path(main_file).resolve() == path:
         return sys.modules["__main__"]  # importing the main script again would start a second run
-    if module_name in sys.modules:
+    if module_name in sys.modules and not again:
         return sys.modules[module_name]
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None or not path.exists():

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from polyfed import plugins
 from polyfed.errors import InputError, nearest
 from polyfed.models.blocks import Trunk
 from polyfed.models.catalogue import ARCHITECTURES, Architecture
+from polyfed.models.custom_build import build_custom
 from polyfed.models.custom_modules import from_module
 from polyfed.models.groups import ModelGroup, group, group_names, model_group
 from polyfed.models.meta import meta_device
-from polyfed.models.parts import feature_width, flat_adapter, make_backbone, make_flat_backbone, make_head
+from polyfed.models.parts import feature_width, make_backbone, make_flat_backbone, make_head
 from polyfed.models.spec import ModelSpec, Shape
 from polyfed.models.split import SplitModel
 
@@ -52,7 +53,7 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class OwnModel:
-    """A registered factory and the name of the head in the module that it returns."""
+    """A registered factory and the name of the head in the module that it returns (None: polyfed looks for it)."""
 
     factory: Callable[..., nn.Module]
     head: str | None
@@ -68,18 +69,19 @@ def registered_models() -> Mapping[str, OwnModel]:
 
 
 def names() -> list[str]:
-    """Return the names of all models."""
-    return [*ARCHITECTURES, *_registered]
+    """Return the names of all models: polyfed's own, those of installed packages, and registered ones."""
+    return list(dict.fromkeys([*ARCHITECTURES, *plugins.entry_points(plugins.MODELS), *_registered]))
 
 
 def register(name: str, factory: Callable[..., nn.Module], *, head: str | None = None) -> None:
     """Register a custom model.
 
     The factory receives those of `shape`, `classes`, `width`, `norm` and `vocabulary` that are among its parameters.
-    It returns a `SplitModel`, or any module whose last layer is the Linear named `head` (a dotted name if nested).
+    It returns a `SplitModel`, or any module whose last layer is a Linear with one output per class. `head` is the
+    (dotted) name of this layer; without it polyfed looks for the layer.
 
     >>> from torch import nn
-    >>> register("my-mlp", lambda shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(64, classes)), head="1")
+    >>> register("my-mlp", lambda shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(64, classes)))
     """
     if name in ARCHITECTURES or "@" in name or ":" in name or not name:
         raise InputError(
@@ -112,8 +114,9 @@ def build(spec: ModelSpec | str, *, shape: Shape, classes: int) -> SplitModel:
         from polyfed.models.slicing.exits import build_with_exits  # imports this module
 
         return build_with_exits(spec, spec.exits, shape=_image_shape(spec, shape), classes=classes)
-    if spec.name in _registered:
-        return _build_custom(spec, _registered[spec.name], shape, classes)
+    custom = _registered.get(spec.name) or _installed_model(spec.name)
+    if custom is not None:
+        return build_custom(spec, custom.factory, custom.head, shape, classes)
     if spec.name not in ARCHITECTURES:
         raise InputError(f"Unknown model '{spec.name}'; {nearest(spec.name, names())}.")
     architecture = ARCHITECTURES[spec.name]
@@ -124,6 +127,18 @@ def build(spec: ModelSpec | str, *, shape: Shape, classes: int) -> SplitModel:
         backbone, channels = make_flat_backbone(trunk, spec), trunk.channels
     features = feature_width(spec, channels)
     return SplitModel(backbone, make_head(spec.head, features, classes), feature_dim=features, classes=classes)
+
+
+@cache
+def _installed_model(name: str) -> OwnModel | None:
+    """Return the model of an installed package, or None. polyfed's own models cannot be replaced."""
+    if name in ARCHITECTURES or name not in plugins.entry_points(plugins.MODELS):
+        return None
+    factory = plugins.load(plugins.MODELS, name)
+    if not callable(factory):
+        title = plugins.describe(plugins.MODELS, name)
+        raise InputError(f"{title} is a {type(factory).__name__}; expected a function or a class.")
+    return OwnModel(factory, None)
 
 
 def _image_shape(spec: ModelSpec, shape: Shape) -> tuple[int, int, int]:
@@ -185,42 +200,6 @@ def _pooled_shape(spec: ModelSpec, shape: tuple[int, int, int]) -> tuple[int, in
     if spec.pool_input is None:
         return shape
     return shape[0], min(shape[1], spec.pool_input), min(shape[2], spec.pool_input)
-
-
-def _build_custom(spec: ModelSpec, custom: OwnModel, shape: Shape, classes: int) -> SplitModel:
-    """Build a registered model: call its factory, split the module at its head, and adapt it to the spec."""
-    arguments = {
-        "shape": shape,
-        "classes": classes,
-        "width": spec.width,
-        "norm": spec.norm,
-        "vocabulary": spec.vocabulary,
-    }
-    parameters = inspect.signature(custom.factory).parameters.values()
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    accepted = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    passed = {k: v for k, v in arguments.items() if takes_all or k in accepted}
-    if spec.width != 1 and "width" not in passed:
-        raise InputError(f"Model '{spec.name}': width is {spec.width}, but its factory has no parameter 'width'.")
-    module = custom.factory(**passed)
-    if custom.head is not None:
-        module = from_module(module, custom.head, shape=shape, classes=classes, vocabulary=spec.vocabulary)
-    if not isinstance(module, SplitModel):
-        raise InputError(
-            f"Model '{spec.name}': its factory returned a {type(module).__name__}; return a SplitModel, or give the "
-            "name of the last layer to register(..., head=...)."
-        )
-    return _adapt(module, spec, classes)
-
-
-def _adapt(model: SplitModel, spec: ModelSpec, classes: int) -> SplitModel:
-    """Return the custom model with the feature width and head that the spec asks for."""
-    features = feature_width(spec, model.feature_dim)
-    adapter = flat_adapter(spec, model.feature_dim)
-    if adapter is None and spec.head is None:
-        return model
-    backbone = model.backbone if adapter is None else nn.Sequential(model.backbone, adapter)
-    return SplitModel(backbone, make_head(spec.head, features, classes), feature_dim=features, classes=classes)
 
 
 def describe(name: ModelSpec | str, shape: Shape | None = None) -> ModelInfo:

@@ -60,6 +60,10 @@ class RunFolder:
         return self.path / "user_code.py"
 
     @property
+    def weights_file(self) -> Path:
+        return self.path / "initial_weights.safetensors"
+
+    @property
     def lock_file(self) -> Path:
         return self.path / ".lock"
 
@@ -114,7 +118,9 @@ class RunFolder:
             raise InputError(f"{self.result_file} cannot be read: {error}") from None
         if not isinstance(result, dict):
             raise InputError(f"{self.result_file} holds a {type(result).__name__}, expected a mapping")
-        return Result(result)
+        loaded = Result(result)
+        loaded.folder = self.path
+        return loaded
 
     def events(self) -> list[dict[str, Any]]:
         """Return all events in order, without lines that are not JSON, such as a last line cut off by a kill."""
@@ -127,8 +133,8 @@ class RunFolder:
 
     # writing
 
-    def create(self, config: dict[str, Any], user_code: str = "") -> None:
-        """Create the folder with its `config.yaml`, and with `user_code.py` if there is user code.
+    def create(self, config: dict[str, Any], user_code: str = "", weights: bytes = b"") -> None:
+        """Create the folder with its `config.yaml`, and with the user's code and initial weights if there are any.
 
         Raise `RunError` if another process was faster.
         """
@@ -140,6 +146,8 @@ class RunFolder:
             raise InputError(f"the run folder {self.path} cannot be created: {error.strerror}") from None
         if user_code:
             write_atomically(self.user_code_file, user_code.encode())
+        if weights:
+            write_atomically(self.weights_file, weights)
         write_atomically(self.config_file, yaml.safe_dump(config, sort_keys=False).encode())
 
     def next_old_path(self) -> Path:

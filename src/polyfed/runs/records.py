@@ -11,6 +11,7 @@ from typing import Any
 
 from polyfed.runs.json_values import entries, finite, integer, mapping, square_matrix, valid_integers
 from polyfed.runs.measurements import Accuracy, Metric, metrics_from_dict, metrics_to_dict
+from polyfed.runs.result_views import ResultViews
 
 __all__ = ["Accuracy", "KINDS", "Metric", "Result", "RoundRecord", "VERSION", "failure_summary", "finite", "integer"]
 
@@ -169,11 +170,11 @@ class MetricSummary:
     by_round: Sequence[float | None]
 
 
-class Result(dict[str, Any]):
+class Result(ResultViews):
     """The content of `result.json`: a dictionary, with typed properties for the values that readers use.
 
-    A property raises KeyError, TypeError or AttributeError if the file has no such value; `check` tests the values
-    that tables need.
+    It prints as a short table, and has `folder`, `clients`, `history` and `to_pandas`. A property raises KeyError,
+    TypeError or AttributeError if the file has no such value; `check` tests the values that tables need.
     """
 
     @property

@@ -12,6 +12,7 @@ from polyfed.core.codec import encode
 from polyfed.core.engine import INITIAL, Call, Task
 from polyfed.core.method import Outgoing
 from polyfed.errors import InputError, nearest
+from polyfed.federation.session_code import import_user_code
 from polyfed.federation.simulation import SimulatedFederation, build_federation, file_format, make_host
 from polyfed.runs.checkpoint import CLIENT_STATES, Checkpoint, Checkpoints
 from polyfed.trained.client import Origin, TrainedClient
@@ -62,7 +63,7 @@ class RunModels:
 
     @cached_property
     def federation(self) -> SimulatedFederation:
-        api.import_user_code(self.config, self._folder)
+        import_user_code(self.config, self._folder)
         return build_federation(self.config)
 
     @cached_property

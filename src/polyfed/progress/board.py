@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from polyfed.cli.output import format_bytes, format_duration, format_percent, make_console, print_message, single_line
+from polyfed.console import format_bytes, format_duration, format_percent, make_console, print_message, single_line
 from polyfed.runs.records import KINDS, RoundRecord
 
 if TYPE_CHECKING:

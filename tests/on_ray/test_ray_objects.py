@@ -1,0 +1,57 @@
+"""Arrays, modules and a method of a notebook: bit-identical on serial, pool and Ray."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.engines.test_user_code import METHOD, MODELS, NOTEBOOK
+
+CELLS = [
+    MODELS,
+    METHOD,
+    """
+import json
+import numpy as np, torch
+rng = np.random.default_rng(0)
+x = rng.normal(size=(120, 1, 8, 8)).astype(np.float32)
+y = (x.mean((1, 2, 3)) > 0).astype(int)
+torch.manual_seed(3)
+class Narrow(nn.Module):
+    def __init__(self, units):
+        super().__init__()
+        self.body = nn.Linear(64, units)
+        self.out = nn.Linear(units, 2)
+
+    def forward(self, x):
+        return self.out(torch.relu(self.body(x.flatten(1))))
+models = [Narrow(5), Narrow(9), Wide, net]
+""",
+    """
+for engine in ("serial", "pool", "ray"):
+    result = polyfed.run(data=(x, y), models=models, method=OwnTraining(passes=2), clients=4, rounds=2,
+                         engine={"name": engine, "workers": 2}, out=engine)
+    print(json.dumps(result))
+""",
+]
+
+
+def test_a_notebook_on_three_engines(tmp_path: Path, ray_home: Path) -> None:
+    own = ray_home / "notebook"
+    own.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", NOTEBOOK],
+        cwd=tmp_path,
+        env={**os.environ, "RAY_TMPDIR": str(own)},
+        input=json.dumps(CELLS),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    serial, pool, ray = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert serial["failures"] == pool["failures"] == ray["failures"] == []
+    for key in ("state_hash", "config_hash", "accuracy"):
+        assert serial[key] == pool[key] == ray[key]
