@@ -106,6 +106,20 @@ def test_comments_and_documentation_do_not_count() -> None:
     assert file_digests(["mine.py"]) != before
 
 
+def test_installed_packages_of_another_environment_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = Path("other", "lib", "python3", "site-packages").resolve()
+    for folder, name in ((installed, "installed_elsewhere"), (Path("code").resolve(), "written_here")):
+        folder.mkdir(parents=True)
+        (folder / f"{name}.py").write_text("SIZE = 3\n")
+        monkeypatch.syspath_prepend(folder)
+    Path("mine.py").write_text(f"import installed_elsewhere\nimport written_here\n{METHOD}")
+    assert sorted(Path(name).name for name in file_digests(["mine.py"])) == [
+        "helper.py",
+        "mine.py",
+        "written_here.py",
+    ]
+
+
 def test_what_a_script_does_with_results_does_not_count() -> None:
     script = "import polyfed\nimport shop\nSIZE = 3\nresult = polyfed.run('quickstart', rounds=ROUNDS)\n"
     digests = []

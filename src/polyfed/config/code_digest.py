@@ -187,7 +187,7 @@ def _module_files(parts: list[str], path: Path | None, package: str) -> Iterator
         return
     folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
     places = [*folders, *([Path(spec.origin)] if spec.origin else [])]
-    if top != package and any(place.is_relative_to(folder) for place in places for folder in _installed()):
+    if top != package and any(_is_installed(place) for place in places):
         return
     if spec.origin is not None and spec.origin.endswith(".py"):
         yield Path(spec.origin).resolve()
@@ -200,6 +200,13 @@ def _files_below(folders: list[Path], parts: list[str]) -> Iterator[Path]:
         found = [file for folder in folders for file in (folder / f"{part}.py", folder / part / "__init__.py")]
         yield from (file.resolve() for file in found if file.is_file())
         folders = [folder / part for folder in folders]
+
+
+def _is_installed(place: Path) -> bool:
+    """Return whether a file belongs to an installed package, also of another environment on the search path."""
+    return not {"site-packages", "dist-packages"}.isdisjoint(place.parts) or any(
+        place.is_relative_to(folder) for folder in _installed()
+    )
 
 
 @lru_cache(maxsize=1)
