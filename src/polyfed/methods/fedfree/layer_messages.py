@@ -9,7 +9,7 @@ import torch
 
 from polyfed.core.codec import DTYPES, MessageHeader, TensorHeader
 from polyfed.core.payload import Payload, Value
-from polyfed.core.schema import CheckContext, Field, ScalarField
+from polyfed.core.schema import CheckContext, Field, ScalarField, TreeField
 from polyfed.errors import PayloadError
 from polyfed.methods.fedfree.layers import KINDS, Layer
 
@@ -39,6 +39,11 @@ class LayersField(Field):
                 raise PayloadError(f"field '{name}' has a layer '{layer}' that does not match the client's model")
             if KINDS.get(kind) != len(tensors["weight"].shape):
                 raise PayloadError(f"field '{name}' has a layer '{layer}' with the wrong kind '{kind}'")
+
+
+REQUEST = {"kinds": ScalarField("text")}
+UPLOAD = {"layers": LayersField(), "not_finite": ScalarField(least=0)}
+DOWNLOAD = {"layer": ScalarField("text", optional=True), "received": TreeField(optional=True)}
 
 
 def pack_layers(layers: list[Layer]) -> dict[str, Value]:

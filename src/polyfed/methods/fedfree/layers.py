@@ -92,3 +92,9 @@ def with_change(now: Layer, before: Layer) -> Layer:
 def most_changed(layers: Sequence[Layer], k: int) -> list[Layer]:
     """Return at most k layers, the most changed first. Of two equal changes the earlier layer comes first."""
     return sorted(layers, key=lambda layer: (-layer.change, layer.index))[:k]
+
+
+def random_layers(layers: Sequence[Layer], k: int, generator: torch.Generator) -> list[Layer]:
+    """Return at most k layers in random order."""
+    order = torch.randperm(len(layers), generator=generator)
+    return [layers[i] for i in order[:k].tolist()]

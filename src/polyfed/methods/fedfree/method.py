@@ -12,35 +12,21 @@ from typing import Annotated, Literal
 import torch
 from annotated_types import Ge, Gt
 
-from polyfed.core import (
-    Client,
-    Cohort,
-    Method,
-    Needs,
-    Payload,
-    Reply,
-    ScalarField,
-    Sends,
-    Server,
-    TreeField,
-    register,
-    step,
-)
-from polyfed.core.payload import Value
-from polyfed.errors import InputError, PayloadError, nearest
+from polyfed.core import Client, Cohort, Method, Needs, Payload, Reply, Sends, Server, register, step
+from polyfed.errors import InputError, nearest
 from polyfed.methods.fedfree.entropy import entropy_gain, weight_entropy
 from polyfed.methods.fedfree.global_model import fewest_layers, nearest_in_depth
-from polyfed.methods.fedfree.layer_messages import LayersField, pack_layers, unpack_layers
+from polyfed.methods.fedfree.layer_messages import DOWNLOAD, REQUEST, UPLOAD, pack_layers, unpack_layers
 from polyfed.methods.fedfree.layer_transfer import MappedLayers, average, distil, pseudo_data_shape
-from polyfed.methods.fedfree.layers import KINDS, Layer, find_layers, most_changed, with_change
-from polyfed.methods.fedfree.projection import project, trim
+from polyfed.methods.fedfree.layers import KINDS, Layer, find_layers, most_changed, random_layers, with_change
+from polyfed.methods.fedfree.projection import exchanged_values, insert_layer, sent_tensors
 from polyfed.methods.fedfree.replacements import (
     Candidates,
     LayerReplacement,
     UploadedLayer,
     candidates,
+    in_scope,
     largest_gains,
-    learned_from_others,
     record_exchange,
     with_sources,
 )
@@ -134,7 +120,7 @@ class FedFree(Method):
             return UploadedLayer(client, layer.to_meta(), mapped_to, self.entropy_of(layer))
         return UploadedLayer(client, layer, mapped_to)
 
-    @step(down={"kinds": ScalarField("text")}, up={"layers": LayersField(), "not_finite": ScalarField(least=0)})
+    @step(down=REQUEST, up=UPLOAD)
     def train(self, client: Client, msg: Payload) -> Reply:
         """Run lines 5 to 7: local training and the choice of the critical layers."""
         head = client.model.head if self.protect_head else None
@@ -143,11 +129,9 @@ class FedFree(Method):
         client.fit()
         trained = [with_change(now, old) for now, old in zip(layers, before, strict=True)]  # Eq. 2
         finite = [layer for layer in trained if layer.change >= 0]
+        critical = most_changed(finite, self.k)
         if self.selection == "random":
-            order = torch.randperm(len(finite), generator=client.stream("layers"))
-            critical = [finite[i] for i in order[: self.k].tolist()]
-        else:
-            critical = most_changed(finite, self.k)
+            critical = random_layers(finite, self.k, client.stream("layers"))
         return {"layers": pack_layers(critical), "not_finite": len(trained) - len(finite)}
 
     def aggregate(self, server: Server, mapped: Sequence[MappedLayers], uploads: Sequence[UploadedLayer]) -> None:
@@ -184,21 +168,13 @@ class FedFree(Method):
         updates, sources = server.memory.tensor("updates"), server.state["sources"]
         entropies = [self.entropy_of(layer) for layer in net] if self.entropy_range == "own" else []
 
-        def in_scope(upload: UploadedLayer, j: int) -> bool:
-            if self.candidate_scope == "partners":  # the layer of the same depth, if it learned from another client
-                return j == upload.mapped_to and learned_from_others(sources, j, upload.client)
-            return {"all_same_type": True, "mapped_only": j == upload.mapped_to, "updated_only": bool(updates[j])}[
-                self.candidate_scope
-            ]
-
         def gain(upload: UploadedLayer, layer: Layer) -> float:
             if self.entropy_range == "own":
                 return entropies[layer.index] - upload.entropy
-            received, own = layer.weight, upload.layer.weight  # compare the values that would be exchanged
-            values = trim(received, own.shape, self.projection), trim(own, received.shape, self.projection)
+            values = exchanged_values(layer.weight, upload.layer.weight, self.projection)
             return entropy_gain(*values, self.entropy, q=self.tsallis_q)
 
-        return candidates(uploads, net, in_scope, gain)
+        return candidates(uploads, net, in_scope(self.candidate_scope, updates, sources), gain)
 
     def choose_replacements(self, server: Server, gains: Candidates) -> list[LayerReplacement]:
         """Return at most one replacement for each client (line 16)."""
@@ -210,23 +186,14 @@ class FedFree(Method):
 
     def download(self, server: Server, chosen: LayerReplacement, source: Layer) -> Reply:
         """Return the message to a client: the whole global layer, or the values that fit with `trim_download`."""
-        tensors: dict[str, Value] = dict(zip(("weight", "bias"), source.tensors, strict=False))
-        if self.trim_download:
-            pairs = zip(("weight", "bias"), source.tensors, chosen.upload.layer.tensors, strict=False)
-            tensors = {name: trim(tensor, own.shape, self.projection) for name, tensor, own in pairs}
-        return {"layer": chosen.upload.layer.name, "received": tensors}
+        own, how = chosen.upload.layer, self.projection if self.trim_download else None
+        return {"layer": own.name, "received": sent_tensors(source, own, how)}
 
-    @step(down={"layer": ScalarField("text", optional=True), "received": TreeField(optional=True)})
+    @step(down=DOWNLOAD)
     def insert(self, client: Client, msg: Payload) -> None:
         """Copy the received layer into the client's layer (line 19, Eq. 7)."""
         if "layer" not in msg:
             return
-        layer = next((layer for layer in find_layers(client.model, KINDS) if layer.name == msg.text("layer")), None)
-        if layer is None:
-            raise PayloadError(f"field 'layer' is '{msg.text('layer')}', but this client's model has no such layer")
-        received = msg.weights("received")
-        for own, name in zip(layer.tensors, ("weight", "bias"), strict=False):
-            if name in received:  # a bias that only one of the layers has is kept
-                own.copy_(project(own, received[name], self.projection, self.remainder))
+        insert_layer(client.model, msg.text("layer"), msg.weights("received"), self.projection, self.remainder)
         if self.recalibrate_bn:
             recalibrate(client.model, client.train, client.settings.batch_size)

@@ -6,10 +6,14 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from polyfed.core.payload import Value, Weights
+from polyfed.errors import PayloadError
+from polyfed.methods.fedfree.layers import KINDS, Layer, find_layers
 from polyfed.methods.fedfree.overlap import crop, overlap_shape
 
+TENSORS = ("weight", "bias")
 Projection = Literal["flat", "block"]
 Remainder = Literal["retain", "zero"]
 
@@ -37,3 +41,26 @@ def trim(tensor: Tensor, target: Sequence[int], how: Projection = "flat") -> Ten
     if how == "flat":
         return tensor.reshape(-1)[: torch.Size(target).numel()]
     return crop(tensor, overlap_shape(tensor.shape, target))
+
+
+def exchanged_values(received: Tensor, own: Tensor, how: Projection) -> tuple[Tensor, Tensor]:
+    """Return the values of both layers that an exchange would affect."""
+    return trim(received, own.shape, how), trim(own, received.shape, how)
+
+
+def sent_tensors(source: Layer, own: Layer, trimmed: Projection | None) -> dict[str, Value]:
+    """Return the tensors of a global layer, or with `trimmed` only the values that fit into the client's layer."""
+    if trimmed is None:
+        return dict(zip(TENSORS, source.tensors, strict=False))
+    pairs = zip(TENSORS, source.tensors, own.tensors, strict=False)
+    return {name: trim(tensor, target.shape, trimmed) for name, tensor, target in pairs}
+
+
+def insert_layer(model: nn.Module, name: str, received: Weights, how: Projection, remainder: Remainder) -> None:
+    """Copy received tensors into the layer of a client's model with this name (Eq. 7)."""
+    layer = next((layer for layer in find_layers(model, KINDS) if layer.name == name), None)
+    if layer is None:
+        raise PayloadError(f"field 'layer' is '{name}', but this client's model has no such layer")
+    for own, key in zip(layer.tensors, TENSORS, strict=False):
+        if key in received:  # a bias that only one of the layers has is kept
+            own.copy_(project(own, received[key], how, remainder))

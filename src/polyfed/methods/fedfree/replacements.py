@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from torch import Tensor
+
 from polyfed.core import Server
 from polyfed.core.payload import Value
 from polyfed.methods.fedfree.layers import Layer
@@ -61,6 +63,20 @@ def with_sources(sources: Value, uploads: Sequence[UploadedLayer]) -> dict[str, 
 def learned_from_others(sources: Value, layer: int, client: str) -> bool:
     """Return whether a global layer was learned from uploads of other clients."""
     return isinstance(sources, Mapping) and sources.get(str(layer), client) != client
+
+
+def in_scope(scope: Scope, updates: Tensor, sources: Value) -> Callable[[UploadedLayer, int], bool]:
+    """Return the function that says whether a global layer may replace an uploaded layer.
+
+    `updates` has the number of updates of each global layer, `sources` the client that it was learned from.
+    """
+
+    def allowed(upload: UploadedLayer, j: int) -> bool:
+        if scope == "partners":  # the layer of the same depth, if it learned from another client
+            return j == upload.mapped_to and learned_from_others(sources, j, upload.client)
+        return {"all_same_type": True, "mapped_only": j == upload.mapped_to, "updated_only": bool(updates[j])}[scope]
+
+    return allowed
 
 
 def largest_gains(gains: Candidates) -> list[LayerReplacement]:

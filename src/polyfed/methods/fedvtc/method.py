@@ -26,7 +26,7 @@ from polyfed.methods.fedvtc.decoder import build_decoder, decoder_layout
 from polyfed.methods.fedvtc.figures import IMAGES_PER_CLASS, save_synthetic_images
 from polyfed.methods.fedvtc.fine_tuning import fine_tune
 from polyfed.methods.fedvtc.messages import DECODER, MOMENTS, OPTIONAL_DECODER, STATISTICS, VARIANCES
-from polyfed.methods.fedvtc.synthetic_samples import SyntheticSamples, generate, recalibrate_decoder
+from polyfed.methods.fedvtc.synthetic_samples import SyntheticSamples, recalibrate_decoder, samples_by_state
 from polyfed.methods.fedvtc.variational_bound import LossWeights, StandardDeviation, VariationalBound
 
 
@@ -104,9 +104,8 @@ class FedVTC(Method):
     def prototypes_for(self, server: Server, name: str) -> ClassTable:
         """Return the prototypes of a client's classes, or all prototypes if its classes are not known yet."""
         prototypes, classes = server.memory.table("prototypes"), server.memory.weights("classes")
-        if name not in classes or self.min_class_count > 1:
-            return prototypes
-        return prototypes.only(classes[name].tolist())
+        known = name in classes and self.min_class_count <= 1
+        return prototypes.only(classes[name].tolist()) if known else prototypes
 
     @step(down={**STATISTICS, **OPTIONAL_DECODER}, up={**STATISTICS, **OPTIONAL_DECODER})
     def train(self, client: Client, msg: Payload) -> Reply:
@@ -170,17 +169,7 @@ class FedVTC(Method):
 
     def synthetic_samples(self, at: Server | Client, per_class: int, msg: Payload | None = None) -> SyntheticSamples:
         """Return synthetic samples by the server's state, or by the message with it that a client received."""
-        profile = at.roster[0] if isinstance(at, Server) else at.profile
-        known = at.memory if msg is None else msg
-        variances, _ = known.table("variances").dense(profile.classes)
-        return generate(
-            build_decoder(known.weights("decoder"), at.seed, profile, self.decoder_norm),
-            known.table("prototypes"),
-            (variances + known.tensor("deviation").square()).sqrt(),
-            classes=profile.classes,
-            per_class=per_class,
-            generator=at.stream("synthetic"),
-        )
+        return samples_by_state(at, at.memory if msg is None else msg, per_class, self.decoder_norm)
 
     @step(down={**STATISTICS, **VARIANCES, **DECODER})
     def fine_tune(self, client: Client, msg: Payload) -> None:

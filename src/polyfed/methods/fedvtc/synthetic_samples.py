@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from polyfed.core import Client, Payload, Server
 from polyfed.core.class_tables import ClassTable
 from polyfed.core.client import weights_of
 from polyfed.core.payload import Weights
 from polyfed.core.row_training import Rows
+from polyfed.methods.fedvtc.decoder import build_decoder
 from polyfed.training.batchnorm import recalibrate
 from polyfed.training.samples import Samples
 
@@ -73,6 +75,20 @@ def generate(
     seeds = torch.randint(2**62, (len(labels),), generator=generator)
     centres = prototypes.dense(classes)[0]
     return SyntheticSamples(seeds, labels, decoder, centres, deviation.expand_as(centres))
+
+
+def samples_by_state(at: Server | Client, known: Payload, per_class: int, norm: str) -> SyntheticSamples:
+    """Return synthetic samples by the decoder, prototypes, variances and deviation of a payload."""
+    profile = at.roster[0] if isinstance(at, Server) else at.profile
+    variances, _ = known.table("variances").dense(profile.classes)
+    return generate(
+        build_decoder(known.weights("decoder"), at.seed, profile, norm),
+        known.table("prototypes"),
+        (variances + known.tensor("deviation").square()).sqrt(),
+        classes=profile.classes,
+        per_class=per_class,
+        generator=at.stream("synthetic"),
+    )
 
 
 def recalibrate_decoder(samples: SyntheticSamples, generator: torch.Generator) -> Weights:
