@@ -163,8 +163,8 @@ def _check_code(folder: RunFolder, config: Config, code: Mapping[str, str], reme
     )
     if changes:
         raise ChangedRunError(
-            f"the code of the run in {folder.path} has changed: {changes}; choose another name or --out, or "
-            + remedy.format(old=folder.next_old_path().name)
+            f"the code{' or the initial weights' if config.models.start else ''} of the run in {folder.path} has "
+            f"changed: {changes}; choose another name or --out, or " + remedy.format(old=folder.next_old_path().name)
         )
 
 

@@ -7,7 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.deploy.direct_link import (
@@ -25,6 +27,7 @@ from tests.deploy.direct_link import (
 )
 from tests.deploy.flower_names import Metadata, make_message
 
+import polyfed
 from polyfed import api
 from polyfed.config import parse
 from polyfed.core.class_tables import ClassTable
@@ -35,11 +38,15 @@ from polyfed.deploy.messages import from_flower_message, to_record_dict
 from polyfed.deploy.reply_cache import from_bytes, to_bytes
 from polyfed.deploy.site import Site
 from polyfed.deploy.site_config import parse_received_config, public_config
+from polyfed.deploy.site_federation import load_site
 from polyfed.deploy.site_run import plan_from_offers
 from polyfed.deploy.site_setup import own_data_setup, rehearsal_setup
 from polyfed.engines import framing
 from polyfed.engines.flower import FlowerEngine, SiteMessage
 from polyfed.errors import InputError, RunError
+from polyfed.runs.folder import RunFolder
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (7, 1, 8, 8), dtype=np.uint8)
 
 
 def rehearsal_sites(folder: Path, allow: list[str] | None = None) -> DirectLink:
@@ -65,6 +72,10 @@ def test_results_are_bit_identical_to_serial(method: str, tmp_path: Path) -> Non
     remote = run_over(rehearsal_sites(tmp_path), chosen, tmp_path / "remote")
     assert remote["state_hash"] == serial["state_hash"]
     assert remote["accuracy"] == serial["accuracy"]
+    for name in chosen["names"]:  # every site has its trained model, like `polyfed export` of the simulation
+        here, there = (polyfed.load_client(folder, name) for folder in (tmp_path / name / RUN, tmp_path / "serial"))
+        assert here.architecture == there.architecture and here.classes == there.classes
+        assert np.array_equal(here.predict_proba(IMAGES), there.predict_proba(IMAGES))
     assert remote["bytes"] == serial["bytes"]
     assert remote["failures"] == []
 
@@ -76,12 +87,47 @@ def test_three_sites_with_their_own_data_and_models(tmp_path: Path) -> None:
         name: own_data_setup(name, own_data(tmp_path / "data" / name, k), model, tmp_path / name)
         for k, (name, model) in enumerate(models.items())
     }
-    result = run_over(make_sites(tmp_path, setups), OWN_SETTING, tmp_path / "run")
+    notices: list[str] = []
+    link = make_sites(tmp_path, setups)
+    link.sites["ben"] = Site("ben", tmp_path / "ben", setups["ben"], notify=notices.append)
+    result = run_over(link, OWN_SETTING, tmp_path / "run")
     clients = json.loads((tmp_path / "run" / "clients.json").read_text())["clients"]
     assert [client["model"] for client in clients][1:] == ["tiny-cnn", "tiny-mlp"]
     assert all(sum(client["train"].values()) == 18 for client in clients)  # a quarter of 24 is held out
     assert len(result["accuracy"]["personal"]["by_client"]) == 3
     assert result["accuracy"]["personal"]["final"] is not None
+    for k, name in enumerate(models):
+        trained = polyfed.load_client(tmp_path / name / RUN)
+        test = load_site(parse(OWN_SETTING), name, tmp_path / "data" / name, models[name]).test
+        correct = int((trained.predict(test.inputs) == test.labels).sum())
+        assert correct / len(test) == result["accuracy"]["personal"]["by_client"][k]
+        assert trained.classes == ("low", "middle", "high")
+    assert notices == [
+        f"the trained model is in {tmp_path}/ben/{RUN}/model; load it with "
+        f"polyfed.load_client('{tmp_path}/ben/{RUN}/model')"
+    ]
+    # the next federation starts from it
+    started = load_site(
+        parse(OWN_SETTING), "ben", tmp_path / "data" / "ben", "tiny-cnn", start=tmp_path / "ben" / RUN / "model"
+    )
+    weights = polyfed.load_client(tmp_path / "ben" / RUN).model.state_dict()
+    assert all(
+        torch.equal(weights[key], value) for key, value in started.make_client("ben").model.state_dict().items()
+    )
+    with pytest.raises(InputError, match=r"models.start of client cleo \(.*\) has no tensor 'backbone"):
+        load_site(
+            parse(OWN_SETTING), "cleo", tmp_path / "data" / "cleo", "tiny-mlp", start=tmp_path / "ben" / RUN / "model"
+        )
+
+
+def test_a_model_that_cannot_be_written_does_not_stop_the_federation(tmp_path: Path) -> None:
+    link = rehearsal_sites(tmp_path)
+    (tmp_path / "ana" / RUN).mkdir()
+    (tmp_path / "ana" / RUN / "model").write_text("in the way")
+    result = run_over(link, {**SETTING, "method": "local"}, tmp_path / "run")
+    assert result["failures"] == []
+    notes = [event["message"] for event in RunFolder(tmp_path / "ana" / RUN).events() if event["event"] == "note"]
+    assert len(notes) == 1 and notes[0].startswith("the trained model could not be written: ")
 
 
 # failures

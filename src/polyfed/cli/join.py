@@ -28,6 +28,15 @@ def join(
         str | None,
         typer.Option(metavar="NAME_OR_FILE", help="Name of a model of the zoo, or a Python file with build()."),
     ] = None,
+    start: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Trained weights that the model starts from: the folder of one exported model, or a .safetensors "
+            "file.",
+            show_default="none",
+        ),
+    ] = None,
     key: Annotated[Path | None, typer.Option(metavar="FILE", help="This site's private key.")] = None,
     ca: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Certificate of the coordinator's authority.")
@@ -94,15 +103,26 @@ def join(
     from polyfed.federation.user_imports import import_user_modules
 
     import_user_modules(imports or [])
-    setup = _setup(str(name), data, model, state)
+    setup = _setup(str(name), data, model, state, start)
     try:
         max_bytes = size_in_bytes(limit)
     except ValueError as error:
         raise InputError(f"--limit is '{limit}': {error}") from None
-    private_paths = [path for path in (data, None if model is None else Path(model)) if path is not None]
+    given = (data, None if model is None else Path(model), start)
+    private_paths = [path for path in given if path is not None]
     fields = None if allow is None else [field.strip() for field in allow.split(",") if field.strip()]
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
-    site = Site(str(name), state, setup, fields, limit=max_bytes, private_paths=private_paths)
+    own_code = [*(imports or []), *([model] if model is not None and model.endswith(".py") else [])]
+    site = Site(
+        str(name),
+        state,
+        setup,
+        fields,
+        limit=max_bytes,
+        private_paths=private_paths,
+        imports=own_code,
+        notify=notify,
+    )
     with SiteProcess(site, server, notify, key, ca, port) as process:
         notify(f"site {name} is ready for {server}; to see its uploads, run: polyfed inspect {state}")
         process.run_forever()
@@ -120,16 +140,21 @@ def _wait_for_coordinator(server: str, notify: Callable[[str], None]) -> None:
             time.sleep(1.0)
 
 
-def _setup(name: str, data: Path | None, model: str | None, state: Path) -> SiteSetup:
+def _setup(name: str, data: Path | None, model: str | None, state: Path, start: Path | None) -> SiteSetup:
+    from polyfed.config.start_files import weights_file
     from polyfed.deploy.site_setup import own_data_setup, rehearsal_setup
 
     if data is None or model is None:
+        if start is not None:
+            raise InputError("--start goes with --data and --model; a rehearsal has models.start in the config")
         return rehearsal_setup(name)
     if not data.exists():
         raise InputError(f"--data {data}: there is no such folder")
     if model.endswith(".py") and not Path(model).is_file():
         raise InputError(f"--model {model}: there is no such file")
-    return own_data_setup(name, data, model, state)
+    if start is not None:
+        weights_file(start, name)
+    return own_data_setup(name, data, model, state, start)
 
 
 COMMANDS: dict[str, Callable[..., None]] = {"join": join}

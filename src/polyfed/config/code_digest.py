@@ -1,7 +1,7 @@
-"""Digests of the user's code in a run: imported files, the local modules that they import, and code of a notebook.
+"""Digests of the user's files in a run: imported code, the local modules that it imports, notebook code, and weights.
 
-Files are parsed, not imported, so this needs no torch. Comments, docstrings and formatting do not count, nor does
-what a script does with the results of `polyfed.run`.
+Python files are parsed, not imported, so this needs no torch. Comments, docstrings and formatting do not count, nor
+does what a script does with the results of `polyfed.run`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 
 from polyfed.config.config import Config
 from polyfed.config.relevant_code import relevant_code
+from polyfed.config.start_files import start_files
 from polyfed.errors import InputError
 
 SESSION = "user_code.py"  # key of the digest of code that is in no file, as the run folder calls it
@@ -27,7 +28,7 @@ MODULE_PREFIX = "module_"  # of the modules with the user's models and methods t
 
 
 def code_digests(config: Config) -> dict[str, str]:
-    """Return a digest for each file of user code that a config needs, by path, and one for the code of a session."""
+    """Return a digest for each file of the user that a config needs, by path, and one for the code of a session."""
     from polyfed import catalogue
 
     name = config.method["name"]
@@ -39,7 +40,12 @@ def code_digests(config: Config) -> dict[str, str]:
         modules = [alias.name for alias in imports if (alias.asname or "").startswith(MODULE_PREFIX)]
         digests |= file_digests([*modules, *(str(path) for path in _local_imports(tree, None, ""))])
         digests[SESSION] = _digest(ast.unparse(relevant_code(tree)))
-    return digests
+    return digests | {str(file): _file_digest(file, _last_change(file)) for file in _data_files(config)}
+
+
+def _data_files(config: Config) -> set[Path]:
+    """Return the files of a config that are not code, but affect results."""
+    return {*start_files(config).values()}
 
 
 def polyfed_version() -> str:
@@ -70,7 +76,8 @@ def file_digests(imports: Iterable[str]) -> dict[str, str]:
 def check_unchanged(digests: Mapping[str, str]) -> None:
     """Raise `InputError` if a file has another digest. Workers that start late in a run must have the run's code."""
     for name, digest in digests.items():
-        if name != SESSION and _read(Path(name), _last_change(Path(name)))[0] != digest:
+        path = Path(name)
+        if name != SESSION and _current_digest(path) != digest:
             raise InputError(f"{name} has changed since this run was started; start the run again")
 
 
@@ -127,6 +134,21 @@ def _last_change(path: Path) -> tuple[int, int]:
     except OSError:
         return 0, 0
     return stat.st_mtime_ns, stat.st_size
+
+
+def _current_digest(path: Path) -> str:
+    change = _last_change(path)
+    return _read(path, change)[0] if path.suffix == ".py" else _file_digest(path, change)
+
+
+@lru_cache(maxsize=1024)
+def _file_digest(path: Path, last_change: tuple[int, int]) -> str:
+    """Return the digest of a file's content."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
 
 
 @lru_cache(maxsize=256)

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from polyfed.catalogue import MethodInfo
 
 
+ADDED_KEYS = (("models", "start"),)  # keys of later releases: unset, they leave hashes as they were
+
+
 class Config(Section):
     """The settings of one experiment."""
 
@@ -115,6 +118,9 @@ class Config(Section):
     def hash(self) -> str:
         """Return a digest of the settings that affect results: all but name, engine, checkpoint and track."""
         counted = {k: v for k, v in self.to_dict().items() if k not in {"name", "engine", "checkpoint", "track"}}
+        for section, key in ADDED_KEYS:
+            if counted[section][key] is None:
+                del counted[section][key]
         return hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from polyfed import catalogue, plugins
 from polyfed.config.config import Config
+from polyfed.config.start_files import start_files
 from polyfed.data.partition_settings import settings_of
 from polyfed.errors import InputError, nearest
 from polyfed.models.groups import GROUPS, model_group
@@ -29,6 +30,7 @@ def check_names(config: Config) -> None:
         if str(config.method["name"]) not in _registered("polyfed.core.method", "registered"):
             catalogue.check_method(config.method)
         _check_models(config)
+    start_files(config)
     catalogue.check_filter(config.server_filter)
     if config.data.dataset != REMOTE:
         settings_of(config.data.partition)

@@ -55,6 +55,15 @@ class ModelsConfig(Section):
     feature_map: list[int] | None = Field(None, min_length=3, max_length=3)  # channels, height, width
     server: str | dict[str, Any] | None = None  # server model if clients hold sub-models; None: the largest model
     shared_init: bool = False
+    start: str | dict[str, str] | None = None  # trained weights: a folder for all clients, or one per client name
+
+    @field_validator("start")
+    @classmethod
+    def _absolute_start(cls, value: str | dict[str, str] | None) -> str | dict[str, str] | None:
+        """Make paths absolute, so that a run can be resumed from another working directory."""
+        if isinstance(value, dict):
+            return {name: str(Path(path).expanduser().resolve()) for name, path in value.items()}
+        return None if value is None else str(Path(value).expanduser().resolve())
 
 
 class TrainConfig(Section):

@@ -1,7 +1,7 @@
 """A site: answers the coordinator's messages, and stores its state in a folder of its own.
 
-`STATE/<run>/` is a run folder for `polyfed inspect`: config.yaml, events.jsonl (a record of every upload), and
-clients/ (the states of the site's client).
+`STATE/<run>/` is a run folder for `polyfed inspect`: config.yaml, events.jsonl (a record of every upload), clients/
+(the states of the site's client), and after the last round model/ (its trained model).
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import json
 import logging
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from polyfed.config import parse, size_in_bytes
+from polyfed.config import Config, parse, size_in_bytes
 from polyfed.core.client_host import ClientMaker, Host
 from polyfed.core.codec import read_header
 from polyfed.core.engine import Answer, Call, Failure, Task, TrainingStats
@@ -26,6 +26,7 @@ from polyfed.deploy.offers import Offer
 from polyfed.deploy.reply_cache import ReplyCache
 from polyfed.deploy.site_config import parse_received_config
 from polyfed.deploy.site_federation import SiteFederation
+from polyfed.deploy.site_models import is_last_evaluation, write_final_model
 from polyfed.deploy.site_setup import SiteSetup
 from polyfed.engines import framing
 from polyfed.engines.flower import SiteMessage
@@ -50,6 +51,7 @@ class _Run:
     host: Host
     offer: dict[str, Any]
     replies: ReplyCache
+    config: Config
 
 
 class DurableStore(FolderStore):
@@ -63,7 +65,8 @@ class Site:
     """One site. `setup` prepares it for the run of a config.
 
     `allow` are the fields that it may upload, or None to allow all. `limit` is the largest message in bytes that it
-    accepts, whatever the config says. `private_paths` are folders and files whose names stay at the site.
+    accepts, whatever the config says. `private_paths` are folders and files whose names stay at the site. `imports`
+    are modules and files that register its models and methods. `notify` receives messages for the site's user.
     """
 
     def __init__(
@@ -75,6 +78,8 @@ class Site:
         *,
         limit: int = MAX_MESSAGE_BYTES,
         private_paths: Sequence[Path] = (),
+        imports: Sequence[str] = (),
+        notify: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.name = name
         self.folder = folder
@@ -82,6 +87,8 @@ class Site:
         self._allow = None if allow is None else frozenset(allow)
         self._limit = limit
         self._private_paths = (folder, *private_paths)
+        self._imports = tuple(imports)
+        self._notify = notify
         self._runs: dict[str, _Run] = {}
         self._lock = threading.Lock()  # one message at a time
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -150,7 +157,7 @@ class Site:
                 min(size_in_bytes(engine.message_limit), self._limit),
             )
             # only one run is held in memory
-            self._runs = {run: _Run(folder, maker, host, offer.to_json(), ReplyCache(folder.path))}
+            self._runs = {run: _Run(folder, maker, host, offer.to_json(), ReplyCache(folder.path), config)}
         if not resumed:
             folder.create({**config.to_dict(), "name": config.run_name})
             write_atomically(folder.path / OFFER, _fingerprint(self._runs[run].maker, self._runs[run].offer))
@@ -192,7 +199,20 @@ class Site:
         reply = self._reply(public, digest)
         if answer.failure is None and call.steps:
             run.replies.save(reply)
+        if answer.failure is None and is_last_evaluation(run.config, call):
+            self._save_model(run, call, task, shared)
         return reply
+
+    def _save_model(self, run: _Run, call: Call, task: Task, shared: bytes) -> None:
+        """Write the trained model to the site's folder. A failure is reported and does not affect the federation."""
+        try:
+            folder = write_final_model(run.maker, run.host, call, task, shared, run.folder.path, self._imports)
+        except Exception as error:  # of the disk, or of the user's model
+            text = f"the trained model could not be written: {error}"
+        else:
+            text = f"the trained model is in {folder}; load it with polyfed.load_client('{folder}')"
+        run.folder.event("note", message=text)
+        self._notify(text)
 
     def _check_allowed(self, run: _Run, call: Call, task: Task) -> None:
         """Raise `PayloadError` before anything is computed if the call asks for a field that is not allowed."""

@@ -22,6 +22,9 @@ def public_config(settings: Mapping[str, Any]) -> dict[str, Any]:
         public["method"] = {
             key: AT_COORDINATOR if key in FILE_OPTIONS and value else value for key, value in method.items()
         }
+    models = public.get("models")
+    if isinstance(models, Mapping):
+        public["models"] = {**models, "start": None}  # sites choose their own (`polyfed join --start`)
     return {**public, "data": {**public.get("data", {}), "root": None}}
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from polyfed.config import Config
+from polyfed.config.start_files import weights_file
 from polyfed.core import rng
 from polyfed.core.client import Client
 from polyfed.core.client_profile import Profile, layout
@@ -18,6 +19,7 @@ from polyfed.deploy.agreement import AgreedFederation, agreed_data
 from polyfed.deploy.offers import Offer
 from polyfed.deploy.site_model import CUSTOM_PREFIX, model_from_file
 from polyfed.errors import InputError
+from polyfed.federation.start_weights import StartWeights
 from polyfed.models import ModelSpec, build, names
 from polyfed.training import Samples
 
@@ -25,13 +27,17 @@ from polyfed.training import Samples
 class SiteFederation(AgreedFederation):
     """A federation as one of its sites sees it. It knows nothing of the other sites but their names."""
 
-    def __init__(self, config: Config, name: str, data: Dataset, spec: ModelSpec) -> None:
+    def __init__(
+        self, config: Config, name: str, data: Dataset, spec: ModelSpec, start: StartWeights | None = None
+    ) -> None:
         super().__init__(config)
         if name not in self.positions:
             raise InputError(f"site {name} is not part of this run; its sites are {', '.join(self.names)}")
         self.name = name
         self.dataset = data
         self.spec = spec
+        self.start = start or StartWeights({})
+        self.start.check_method(self.method)
         self.train, self.test = _split(data, config, name)
 
     def offer(self) -> Offer:
@@ -63,19 +69,25 @@ class SiteFederation(AgreedFederation):
             raise InputError(f"this is site {self.name}, not {name}")
         shared_init = self.config.models.shared_init
         model = self.common_model(self.spec.text) if shared_init else self.model(self.spec, "client", name)
+        self.start.load_into(model, name)
         return Client(self._profile(), model, self.train, self.test, self.training, build=self.common_model)
 
 
-def load_site(config: Config, name: str, data: Path, model: str, cache: Path | None = None) -> SiteFederation:
+def load_site(
+    config: Config, name: str, data: Path, model: str, cache: Path | None = None, start: Path | None = None
+) -> SiteFederation:
     """Load a site from a data folder and a model: a name of the zoo, or a Python file with a function `build`.
 
-    `cache` is the folder for decoded data. It should be readable by the data's owner alone.
+    `cache` is the folder for decoded data. It should be readable by the data's owner alone. `start` is the file or
+    the folder with the trained weights that the model starts from.
     """
     shape, class_names = agreed_data(config)
     spec = model_from_file(Path(model)) if model.endswith(".py") else ModelSpec.of(model)
     dataset = load_own(data, shape=shape, class_names=class_names, cache=cache)
-    site = SiteFederation(config, name, dataset, spec)
-    build(spec, shape=shape, classes=len(class_names))  # reports a model that does not fit before the first message
+    weights = StartWeights({} if start is None else {name: weights_file(start, name)})
+    site = SiteFederation(config, name, dataset, spec, weights)
+    # reports a model or weights that do not fit before the first message
+    weights.check(name, build(spec, shape=shape, classes=len(class_names)))
     return site
 
 

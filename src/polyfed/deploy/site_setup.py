@@ -17,8 +17,11 @@ from polyfed.federation import simulation
 SiteSetup = Callable[[Config], tuple[ClientMaker, Offer]]
 
 
-def own_data_setup(name: str, data: Path, model: str, state: Path) -> SiteSetup:
-    """Return the setup of a site with its own data and model. Decoded data are cached in its folder `state`."""
+def own_data_setup(name: str, data: Path, model: str, state: Path, start: Path | None = None) -> SiteSetup:
+    """Return the setup of a site with its own data and model. Decoded data are cached in its folder `state`.
+
+    `start` is the file or the folder with the trained weights that the model starts from.
+    """
 
     def setup(config: Config) -> tuple[ClientMaker, Offer]:
         if config.data.dataset != SITES:
@@ -26,7 +29,7 @@ def own_data_setup(name: str, data: Path, model: str, state: Path) -> SiteSetup:
                 f"the run partitions the dataset {config.data.dataset}, so all sites must rehearse; this site has "
                 "data of its own"
             )
-        site = load_site(config, name, data, model, cache=state / ".data")
+        site = load_site(config, name, data, model, cache=state / ".data", start=start)
         return site, site.offer()
 
     return setup

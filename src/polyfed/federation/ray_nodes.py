@@ -17,11 +17,12 @@ from polyfed.engines.ray_cluster import Cluster, WorkerResources
 from polyfed.engines.ray_engine import RayEngine
 from polyfed.errors import InputError, PolyfedError
 from polyfed.federation.simulation import USER_CODE, SimulatedFederation, file_format
+from polyfed.federation.start_weights import START_FILE
 from polyfed.models.instances import WEIGHTS_FILE
 from polyfed.runs.state_store import FolderStore
 
 HOST_FACTORY = "polyfed.federation.ray_nodes:host_on_node"
-FILES = ("indices.npy", "offsets.npy", USER_CODE, WEIGHTS_FILE)  # samples of each client, user code and its weights
+FILES = ("indices.npy", "offsets.npy", USER_CODE, WEIGHTS_FILE, START_FILE)  # samples, user code, initial weights
 
 
 def ray_engine(federation: SimulatedFederation, store: Path, scratch: Path) -> RayEngine:

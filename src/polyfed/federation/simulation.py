@@ -18,11 +18,13 @@ import torch
 from polyfed import catalogue
 from polyfed.config import Config, size_in_bytes
 from polyfed.config.code_digest import check_unchanged, code_digests
+from polyfed.config.start_files import start_files
 from polyfed.core import rng
 from polyfed.core.client import Client
 from polyfed.core.client_host import Host
 from polyfed.core.client_profile import Profile
 from polyfed.core.method import Method
+from polyfed.core.server import Server
 from polyfed.data import dataset as datasets
 from polyfed.data import partition as partitions
 from polyfed.data import partition_file
@@ -31,9 +33,11 @@ from polyfed.errors import InputError, RunError
 from polyfed.federation import model_assignment, user_code
 from polyfed.federation.client_metadata import client_metadata
 from polyfed.federation.server_federation import ServerFederation
+from polyfed.federation.start_weights import START_FILE, StartWeights
 from polyfed.federation.user_imports import import_user_modules
 from polyfed.models import ModelSpec
 from polyfed.models.instances import WEIGHTS_FILE
+from polyfed.models.slicing import skeleton
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.state_store import FolderStore
 from polyfed.training import Samples
@@ -54,6 +58,7 @@ class SimulatedFederation(ServerFederation):
     matched_test: tuple[np.ndarray[Any, Any], ...] | None  # per client: indices of personal test samples, if matched
     specs: tuple[ModelSpec, ...]
     method: Method
+    start: StartWeights = field(default_factory=lambda: StartWeights({}))
     global_test: Samples | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -108,12 +113,19 @@ class SimulatedFederation(ServerFederation):
         spec = self.specs[k]
         shared = self.config.models.shared_init
         model = self.common_model(spec.text) if shared else self.model(spec, "client", name)
+        self.start.load_into(model, name)
         train = self._subset(self.partition.train[k], self.dataset.train)
         if self.matched_test is not None and self.dataset.test is not None:
             test = self._subset(self.matched_test[k], self.dataset.test)
         else:
             test = self._subset(self.partition.test[k], self.dataset.train)
         return Client(self.profile(k), model, train, test, self.training, build=self.common_model)
+
+    def check(self, roster: tuple[Profile, ...]) -> Server:
+        self.start.check_method(self.method)
+        for name, spec in zip(self.names, self.specs, strict=True) if self.start else ():
+            self.start.check(name, skeleton(spec, shape=self.shape, classes=self.classes))
+        return super().check(roster)
 
     def _subset(self, indices: np.ndarray[Any, Any], split: datasets.Split) -> Samples:
         index = torch.tensor(indices)  # a copy: the array may be memory-mapped and read-only
@@ -133,6 +145,7 @@ class SimulatedFederation(ServerFederation):
             "config": self.config.to_dict(),
             "dataset": str(self.dataset.folder),
             "indices": str(folder),
+            "start": self.start.write(folder / START_FILE),
             "specs": [spec.to_json() for spec in self.specs],
             "imports": [*self.config.imports, *self._catalogue_modules()],
             "own_models": {
@@ -175,6 +188,7 @@ class SimulatedFederation(ServerFederation):
             tuple(parts[2 * n :]) or None,
             tuple(ModelSpec.from_json(entry) for entry in description["specs"]),
             catalogue.make(config.method),
+            StartWeights.from_workers_file(folder / START_FILE, description["start"]),
         )
         federation.multipliers = description["multipliers"]
         return federation
@@ -199,7 +213,8 @@ def build_federation(
     if data.vocabulary:
         specs = tuple(replace(spec, vocabulary=data.vocabulary) for spec in specs)
     partition = _partition(config, data, notes)
-    return SimulatedFederation(config, data, partition, _matched_test(config, data, partition), specs, method)
+    matched = _matched_test(config, data, partition)
+    return SimulatedFederation(config, data, partition, matched, specs, method, StartWeights(start_files(config)))
 
 
 def _load_dataset(config: Config) -> datasets.Dataset:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-
-import safetensors.torch
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING
 
 from polyfed.errors import InputError
 
-WEIGHTS = "model.safetensors"
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+WEIGHTS = "model.safetensors"  # weights of a model in its folder
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file, each with memory of its own."""
+    import safetensors.torch
+
     try:
         content = safetensors.torch.load(file.read_bytes())
     except OSError as error:
@@ -42,11 +44,26 @@ def check_weights(expected: Mapping[str, Tensor], weights: Mapping[str, Tensor],
         raise InputError(f"{where} has the tensor '{unknown[0]}', which the model does not have")
 
 
-@torch.no_grad()
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], where: str) -> None:
     """Load weights into a model. Raise `InputError` if they do not fit; `where` names their source."""
     check_weights(model.state_dict(), weights, where)
     model.load_state_dict(weights, strict=True)
+
+
+def split_names(weights: Mapping[str, Tensor], expected: Iterable[str]) -> dict[str, Tensor]:
+    """Return weights under the names of a split model.
+
+    A file may have the names of the user's own module instead: those of the head become `head.*`, all others
+    `backbone.*`. Names that fit neither way stay unchanged.
+    """
+    known = set(expected)
+    if set(weights) <= known:
+        return dict(weights)
+    renamed = {name: f"backbone.{name}" for name in weights if f"backbone.{name}" in known}
+    rest = [name for name in weights if name not in renamed]
+    if len({name.rpartition(".")[0] for name in rest}) == 1:
+        renamed |= {name: f"head.{name.rpartition('.')[2]}" for name in rest}
+    return {renamed.get(name, name): tensor for name, tensor in weights.items()}
 
 
 def _names(weights: Mapping[str, Tensor]) -> str:

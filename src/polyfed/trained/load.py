@@ -8,20 +8,22 @@ from urllib.parse import quote
 
 from polyfed.errors import InputError
 from polyfed.trained.client import TrainedClient
-from polyfed.trained.model_folder import described_client, is_model_folder, read_model
+from polyfed.trained.model_folder import SITE_MODEL, described_client, is_model_folder, read_model
 from polyfed.trained.run_models import RunModels, client_name
 
 
 def load_client(path: str | Path, client: int | str | None = None) -> TrainedClient:
     """Load the trained model of a client.
 
-    `path` is a run folder, a folder that `polyfed export` wrote, or the folder of one exported model. `client` is
-    the client's number or name; a folder of one model needs none. A run folder needs the run's dataset; an exported
-    folder needs nothing else.
+    `path` is a run folder (also that of a site), a folder that `polyfed export` wrote, or the folder of one exported
+    model. `client` is the client's number or name; a folder of one model needs none. A run folder needs the run's
+    dataset; an exported folder needs nothing else.
 
     The object has `predict(x)`, `predict_proba(x)`, `model` (a `torch.nn.Module`), `classes` and `architecture`.
     """
     folder = Path(path)
+    if is_model_folder(folder / SITE_MODEL):  # a site's run folder
+        folder = folder / SITE_MODEL
     if is_model_folder(folder):
         trained = read_model(folder)
         if client is not None and str(client) != trained.name:

@@ -36,6 +36,7 @@ FORMAT_VERSION = 1
 DESCRIPTION = "model.json"
 PREDICTOR = "predictor.safetensors"
 USER_CODE = "user_code.py"
+SITE_MODEL = "model"  # folder of the trained model in the run folder of a site
 _DTYPES = {kind: dtype for dtype, kind in KINDS.items()}
 
 
@@ -143,12 +144,17 @@ def _describe(trained: TrainedClient, tensors: Mapping[str, Tensor], others: Map
 def _read(folder: Path, entries: Mapping[str, Any]) -> TrainedClient:
     spec = ModelSpec.from_json(entries["model"])
     prediction, code = entries["prediction"], entries["code"]
-    source = _source_hint(folder, code)
     if spec.name not in names():
-        raise InputError(f"the model '{spec.name}' of {folder} is not one of polyfed's; {source}")
+        raise InputError(
+            f"the model '{spec.name}' of {folder} is not one of polyfed's; "
+            + _source_hint(folder, code, f"polyfed.models.register('{spec.name}', ...)")
+        )
     method_name = str(prediction["method"]["name"])
     if method_name not in catalogue.methods() and method_name not in registered_methods():
-        raise InputError(f"the method '{method_name}' of {folder} is not one of polyfed's; {source}")
+        raise InputError(
+            f"the method '{method_name}' of {folder} is not one of polyfed's; "
+            + _source_hint(folder, code, f"@polyfed.register('{method_name}')")
+        )
     shape, classes = tuple(int(n) for n in entries["input"]["shape"]), tuple(map(str, entries["classes"]))
 
     def new_model(text: str) -> SplitModel:
@@ -192,10 +198,10 @@ def _read(folder: Path, entries: Mapping[str, Any]) -> TrainedClient:
     )
 
 
-def _source_hint(folder: Path, code: Mapping[str, Any]) -> str:
+def _source_hint(folder: Path, code: Mapping[str, Any], call: str) -> str:
     sources = [*map(str, code["imports"]), *([str(folder / USER_CODE)] if code["user_code"] else [])]
-    where = f", for example by importing {' or '.join(sources)}" if sources else ""
-    return f"register it before you load the model{where}"
+    where = f"; its code is in {' or '.join(sources)}" if sources else ""
+    return f"register it before you load the model, with {call}{where}"
 
 
 # what predictions read from the client's state

@@ -28,8 +28,8 @@ class RunModels:
             raise InputError(f"the run {path} has not finished; resume it first: polyfed resume {path}")
         if self.config.engine.name == "flower":
             raise InputError(
-                f"{path} is the run of a coordinator: the models are at the sites, each in the state folder of "
-                "polyfed join"
+                f"{path} is the run of a coordinator: the models are at the sites, each in the folder RUN/model of "
+                "the site's --state"
             )
         self.result = opened.result
 
