@@ -15,7 +15,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.developer: $(VENV)/.installed
-	$(PIP) install -c constraints.txt -e '.[dev,docs,ui,tensorboard,mlflow,wandb,flower,ray,onnx]'
+	$(PIP) install -c constraints.txt -e '.[dev,docs,all]'
 	@touch $@
 
 run: setup

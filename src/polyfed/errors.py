@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 from collections.abc import Iterable
 
 
@@ -28,6 +29,16 @@ class PayloadError(PolyfedError):
 
 class StateError(PolyfedError):
     """A saved state or checkpoint that is missing, damaged or could not be written."""
+
+
+def require(*packages: str, extra: str, sentence: str) -> None:
+    """Raise `InputError` if packages of an extra are not installed.
+
+    `sentence` is the start of the message, such as "ONNX files need".
+    """
+    missing = [package for package in packages if importlib.util.find_spec(package) is None]
+    if missing:
+        raise InputError(f"{sentence} {' and '.join(missing)}; install it with: pip install 'polyfed[{extra}]'")
 
 
 MANY = 15  # if more names are valid and one is close, only that one is shown

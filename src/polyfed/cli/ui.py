@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from polyfed.cli.output import print_message, print_text
-from polyfed.errors import InputError
+from polyfed.errors import require
 
 
 def ui(
@@ -24,9 +23,7 @@ def ui(
 
     Example: polyfed ui runs --port 8321
     """
-    for needed in ("starlette", "uvicorn"):
-        if importlib.util.find_spec(needed) is None:
-            raise InputError(f"the dashboard needs {needed}, which is not installed; run pip install 'polyfed[ui]'")
+    require("starlette", "uvicorn", extra="ui", sentence="the dashboard needs")
     from polyfed.ui.server import open_dashboard
 
     page = open_dashboard(folder, host, port)

@@ -10,7 +10,7 @@ from polyfed import catalogue, plugins
 from polyfed.config.config import Config
 from polyfed.config.start_files import start_files
 from polyfed.data.partition_settings import settings_of
-from polyfed.errors import InputError, nearest
+from polyfed.errors import InputError, nearest, require
 from polyfed.models.groups import GROUPS, model_group
 from polyfed.models.spec import ModelSpec
 from polyfed.models.zoo import built_in_models
@@ -32,9 +32,18 @@ def check_names(config: Config) -> None:
         _check_models(config)
     start_files(config)
     catalogue.check_filter(config.server_filter)
+    _check_packages(config)
     if config.data.dataset != REMOTE:
         settings_of(config.data.partition)
         _check_dataset(config)
+
+
+def _check_packages(config: Config) -> None:
+    """Raise `InputError` if a setting needs a package of an extra that is not installed."""
+    if config.privacy:
+        require("opacus", extra="privacy", sentence="privacy needs")
+    if str(config.data.partition.get("scheme")) == "flower":
+        require("flwr_datasets", extra="partitioners", sentence="data.partition.scheme 'flower' needs")
 
 
 def _check_models(config: Config) -> None:

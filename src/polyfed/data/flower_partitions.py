@@ -10,15 +10,21 @@ from typing import Any
 import numpy as np
 
 from polyfed.data.arrays import Ints
-from polyfed.errors import InputError, nearest
+from polyfed.errors import InputError, nearest, require
 
 _ROW = "row"
+
+
+def check_installed() -> None:
+    """Raise `InputError` if flwr-datasets is not installed."""
+    require("flwr_datasets", extra="partitioners", sentence="data.partition.scheme 'flower' needs")
 
 
 def flower(
     labels: Ints, clients: int, rng: np.random.Generator, *, partitioner: str, arguments: Mapping[str, Any]
 ) -> tuple[list[Ints], list[str]]:
     """Run a partitioner on the labels, in the column "label". Return the sample indices of each client, and notes."""
+    check_installed()
     from datasets import Dataset
     from flwr_datasets import partitioner as partitioners
 

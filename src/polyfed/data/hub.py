@@ -16,7 +16,7 @@ from polyfed.data.assemble import Splits, assemble
 from polyfed.data.catalogue import KnownDataset
 from polyfed.data.image_decoding import PictureStack
 from polyfed.data.parquet import IMAGE_NAMES, LABEL_NAMES
-from polyfed.errors import InputError, nearest
+from polyfed.errors import InputError, nearest, require
 
 _SPLIT_NAMES = {"train": "train", "test": "test", "valid": "valid", "validation": "valid", "val": "valid"}
 _TIMEOUT_SECONDS = 5.0
@@ -29,6 +29,7 @@ def decode_hub(known: KnownDataset, searched: str, accepted: str) -> Decoded:
     The error message names the places that were `searched` before, and the `accepted` file layouts.
     """
     try:
+        require("datasets", extra="hub", sentence="downloads need")
         _check_reachable()
         from datasets import load_dataset
 

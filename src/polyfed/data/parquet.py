@@ -11,7 +11,7 @@ from polyfed.data.arrays import Ints, Part
 from polyfed.data.assemble import SplitFiles, Splits
 from polyfed.data.catalogue import KnownDataset
 from polyfed.data.image_decoding import PictureStack
-from polyfed.data.tables import class_names_of, read_parquet_tables, short_reason
+from polyfed.data.tables import check_installed, class_names_of, read_parquet_tables, short_reason
 from polyfed.errors import InputError, nearest
 
 PATTERNS = {"train": "train*.parquet", "valid": "val*.parquet", "test": "test*.parquet"}
@@ -32,6 +32,7 @@ def find_parquet(folder: Path, known: KnownDataset) -> SplitFiles | None:
 
 def read_parquet(folder: Path, split_files: SplitFiles, known: KnownDataset) -> Splits:
     """Decode all rows. Take class names from the schema if it has them. Read files without pictures as tables."""
+    check_installed()
     from pyarrow import ArrowException
 
     first_file = split_files["train" if "train" in split_files else next(iter(split_files))][0]

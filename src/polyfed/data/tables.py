@@ -17,7 +17,7 @@ from polyfed.data.arrays import Inputs, checked_part, named_labels
 from polyfed.data.assemble import SplitFiles, Splits
 from polyfed.data.catalogue import Format, KnownDataset
 from polyfed.data.text_tokens import hashed_tokens
-from polyfed.errors import InputError, nearest
+from polyfed.errors import InputError, nearest, require
 
 LABEL_COLUMNS = ("label", "target", "class", "y", "labels", "fine_label", "diagnosis")
 TEXT_COLUMNS = ("text", "sentence", "content")
@@ -42,6 +42,7 @@ def read_csv(folder: Path, split_files: SplitFiles, known: KnownDataset) -> Spli
 
 def read_parquet_tables(split_files: SplitFiles, known: KnownDataset) -> Splits:
     """Read parquet files that hold no pictures."""
+    check_installed()
     from pyarrow import ArrowException
     from pyarrow.parquet import read_table
 
@@ -52,6 +53,11 @@ def read_parquet_tables(split_files: SplitFiles, known: KnownDataset) -> Splits:
         except (ArrowException, OSError) as error:
             raise InputError(f"{files[0]} is not a readable parquet file ({short_reason(error)})") from error
     return _splits("parquet", tables, known)
+
+
+def check_installed() -> None:
+    """Raise `InputError` if pyarrow is not installed."""
+    require("pyarrow", extra="tables", sentence="csv and parquet files need")
 
 
 def class_names_of(schema: Any, label: str) -> tuple[str, ...] | None:
@@ -145,6 +151,7 @@ def find_label(columns: Iterable[str], how: Format) -> str | None:
 
 def read_csv_table(file: Path) -> Any:
     """Return a csv file as an arrow table."""
+    check_installed()
     from pyarrow import ArrowException
     from pyarrow.csv import read_csv as read_arrow
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib.util
 import os
 import signal
 import socket
@@ -15,13 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from polyfed.deploy.flower_protocol import ENVIRONMENT
-from polyfed.errors import InputError, RunError
+from polyfed.errors import RunError, require
 
 
 def require_flower() -> None:
     """Raise `InputError` if Flower is not installed. Disable its telemetry in this process."""
-    if importlib.util.find_spec("flwr") is None:
-        raise InputError("real federations need Flower; install it with: pip install 'polyfed[flower]'")
+    require("flwr", extra="flower", sentence="federations between sites need")
     os.environ.update(ENVIRONMENT)
 
 

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterable
 from functools import cache
 
-from polyfed.errors import InputError
+from polyfed.errors import InputError, require
 
 # Orders of Renyi divergence, for epsilons from far below 0.01 to far above 1000.
 ORDERS = tuple(1 + 10 ** (k / 40) for k in range(-120, 281))
@@ -22,8 +22,14 @@ def epsilon(releases: Iterable[tuple[float, int]], delta: float) -> float:
     return _epsilon(counted, delta) if counted else 0.0
 
 
+def check_installed() -> None:
+    """Raise `InputError` if opacus is not installed."""
+    require("opacus", extra="privacy", sentence="privacy needs")
+
+
 @cache
 def _epsilon(releases: tuple[tuple[float, int], ...], delta: float) -> float:
+    check_installed()
     from opacus.accountants import RDPAccountant
 
     accountant = RDPAccountant()
@@ -35,6 +41,7 @@ def _epsilon(releases: tuple[tuple[float, int], ...], delta: float) -> float:
 
 def multiplier(epsilon: float, delta: float, releases: int) -> float:
     """Return the smallest noise multiplier with which this many releases cost at most `epsilon`."""
+    check_installed()
     from opacus.accountants.utils import get_noise_multiplier
 
     with warnings.catch_warnings():

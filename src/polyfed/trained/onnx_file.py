@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import logging
 import warnings
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from polyfed.errors import InputError
+from polyfed.errors import require
 from polyfed.trained.client import TrainedClient
 from polyfed.training.samples import model_inputs
 
@@ -25,9 +24,7 @@ OPSET = 20
 
 def check_installed() -> None:
     """Raise `InputError` if a package for ONNX files is missing."""
-    missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise InputError(f"ONNX files need {' and '.join(missing)}; install them with: pip install 'polyfed[onnx]'")
+    require("onnx", "onnxscript", extra="onnx", sentence="ONNX files need")
 
 
 def write_onnx(trained: TrainedClient, folder: Path) -> str | None:
