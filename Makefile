@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: run test test-method test-room bench setup lint types browser docs clean
+.PHONY: run run-dffke show-demo test test-method test-room bench setup lint types browser docs clean
 
 setup: $(VENV)/.installed
 
@@ -18,14 +18,33 @@ $(VENV)/.developer: $(VENV)/.installed
 	$(PIP) install -c constraints.txt -e '.[dev,docs,all]'
 	@touch $@
 
+# The demonstration: three groups of models, each with its own local training, three seeds, one table.
+DEMO := $(BIN)/polyfed sweep demo --seeds 0-2 --no-table
+FEDVTC := {name: fedvtc, samples_per_class: 100, finetune_lr: 0.001, recompute: false}
+DFFKE := {name: dffke, width: 64, decoder_channels: 32, decoder_epochs: 5, exchange_epochs: 1, least_steps: 40, batch: 64}
+
 run: setup
-	@$(BIN)/polyfed sweep demo method=local,fedproto,fedlatent --seeds 0,1,2 --out runs/demo/four-architectures > /dev/null
-	@$(BIN)/polyfed sweep demo method=fedavg 'models.group=[tiny-cnn]' --seeds 0,1,2 --out runs/demo/one-common-architecture > /dev/null
+	@echo "1/3 One common architecture: local training and FedAvg"
+	@$(DEMO) method=local,fedavg 'models.group=[tiny-cnn]' --out runs/demo/one-architecture
+	@echo "2/3 Three sizes of one ResNet: local training, FedAvg on sub-models, without and with InCo"
+	@$(DEMO) method=local models.group=tiny-resnets3 --out runs/demo/three-sizes
+	@$(DEMO) method=fedavg models.group=tiny-resnets3 splitting=stage server_filter=none,inco --out runs/demo/three-sizes
+	@echo "3/3 Four different architectures: local training, FedProto, FedVTC, FedLatent"
+	@$(DEMO) 'method=local,fedproto,$(FEDVTC),fedlatent' --out runs/demo/four-architectures
+	@$(MAKE) --no-print-directory show-demo
+	@echo "Next: make run-dffke adds DFFKE to the table (about a minute);"
+	@echo "      $(BIN)/polyfed ui runs/demo shows the runs in a browser (after $(BIN)/pip install -c constraints.txt -e '.[ui]');"
+	@echo "      $(BIN)/polyfed inspect runs/demo/four-architectures/fedproto-s0 shows what each client uploaded;"
+	@echo "      $(BIN)/polyfed run demo method=feddistill runs another method."
+
+run-dffke: setup
+	@$(DEMO) 'method=$(DFFKE)' --out runs/demo/four-architectures
+	@$(MAKE) --no-print-directory show-demo
+
+show-demo:
 	@$(BIN)/polyfed compare runs/demo --baseline local
 	@$(BIN)/polyfed report runs/demo -o runs/demo/report.html > /dev/null
-	@echo "fedavg needs one common architecture (here tiny-cnn for all clients); the other methods train four different ones."
 	@echo "Report: runs/demo/report.html"
-	@echo "Next: $(BIN)/polyfed ui runs/demo, or $(BIN)/polyfed inspect on a run folder to see what its clients uploaded."
 
 lint: $(VENV)/.developer
 	$(BIN)/ruff check .

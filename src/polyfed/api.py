@@ -17,6 +17,7 @@ from polyfed.federation.run_arguments import method_section, raw_config
 from polyfed.federation.session_code import import_user_code, with_user_code
 from polyfed.runs.atomic_files import check_folder_creatable
 from polyfed.runs.folder import RunFolder
+from polyfed.runs.noise_level import noise_messages
 from polyfed.runs.records import Result, failure_summary
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def run(
         observers=observers,
         progress=progress,
     )
-    _warn_of_failures(result)
+    _warn_of_problems(result)
     return result
 
 
@@ -221,7 +222,7 @@ def resume(
 
     with progress_observers(progress, str(opened.config.method["name"])) as shown:
         result = execute(opened, data=dataset, observers=[*observers, *shown])
-    _warn_of_failures(result)
+    _warn_of_problems(result)
     return result
 
 
@@ -273,7 +274,9 @@ def read_config(folder: RunFolder) -> Config:
     return parse(folder.config(), str(folder.config_file)).with_user_code(folder.user_code())
 
 
-def _warn_of_failures(result: Result) -> None:
-    """Warn the caller of `run` or `resume` of replies that are missing in a result."""
+def _warn_of_problems(result: Result) -> None:
+    """Warn the caller of `run` or `resume` of missing replies, and of noise that is stronger than the signal."""
     if result.failures:
         warnings.warn(f"{failure_summary(result)}; see result['failures']", stacklevel=3)
+    for message in noise_messages(result):
+        warnings.warn(message, stacklevel=3)

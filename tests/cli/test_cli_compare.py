@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from polyfed.cli.app import main
 from polyfed.comparison import compare
+from polyfed.comparison.table import Spread
 from polyfed.errors import InputError
 
 MIB = 1 << 20
@@ -172,8 +173,8 @@ def test_an_unknown_baseline_is_named() -> None:
 def test_every_format_of_a_small_case() -> None:
     made = compare([result("x_1", 0, 0.5), result("x_1", 1, 0.75), result("y", 0, 0.25)])
     lines = made.to("table").splitlines()
-    assert lines[0].split()[:3] == ["method", "n", "personal"]
-    assert lines[2].split()[:5] == ["x_1", "2", "62.50", "±", "17.68*"]
+    assert lines[0].split()[:3] == ["method", "n", "global"]
+    assert lines[2].split()[:2] == ["x_1", "2"] and "62.50 ± 17.68*" in lines[2]
     caption = str(made).replace("\n", " ")
     assert "final = last round, best = best round, chosen on test data" in caption
     markdown = made.to("md").splitlines()
@@ -254,12 +255,12 @@ def test_by_a_config_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert main(["compare", str(tmp_path), "--format", "csv"]) == 0
     out, err = capsys.readouterr()
     assert "runs differ in data.partition.alpha, so they are in rows of their own" in err
-    assert [row["data.partition.alpha"] for row in csv.DictReader(io.StringIO(out))] == ["0.5", "10", "0.5", "10"]
+    assert [row["data.partition.alpha"] for row in csv.DictReader(io.StringIO(out))] == ["0.5", "0.5", "10", "10"]
     arguments = ["compare", str(tmp_path), "--by", "data.partition.alpha", "--format", "csv", "--baseline", "local"]
     assert main(arguments) == 0
     out, err = capsys.readouterr()
     groups = [(row["method"], row["data.partition.alpha"]) for row in csv.DictReader(io.StringIO(out))]
-    assert groups == [("fedproto", "0.5"), ("fedproto", "10"), ("local", "0.5"), ("local", "10")]
+    assert groups == [("local", "0.5"), ("fedproto", "0.5"), ("local", "10"), ("fedproto", "10")]
     assert err.startswith("baseline 'local': 'fedproto, 0.5', 'fedproto, 10' have one seed in common with it")
     assert len(err.splitlines()) == 1
 
@@ -278,14 +279,14 @@ def test_runs_with_different_settings_are_never_averaged(tmp_path: Path) -> None
     assert made.keys == ("method", "method.mu", "rounds")
     assert [tuple(row.group.values()) for row in made.rows] == [
         ("local", "-", "5"),
-        ("local", "-", "9"),
         ("new", "1", "5"),
-        ("new", "1", "9"),
         ("new", "2", "5"),
+        ("local", "-", "9"),
+        ("new", "1", "9"),
     ]
     assert all(row.runs == 3 and row.values["personal_final"].std == 0 for row in made.rows)  # type: ignore[union-attr]
     # the baseline has the same rounds, whatever the options of the method are
-    gains = {tuple(row.group.values()): row.differences.get("personal_final") for row in made.rows[2:]}
+    gains = {tuple(row.group.values()): row.differences.get("personal_final") for row in made.rows}
     assert {group: round(gain.mean) for group, gain in gains.items() if gain is not None} == {
         ("new", "1", "5"): 2,
         ("new", "1", "9"): 3,
@@ -295,13 +296,13 @@ def test_runs_with_different_settings_are_never_averaged(tmp_path: Path) -> None
 
 def test_many_different_settings_are_numbered(tmp_path: Path) -> None:
     for number in (1, 2):
-        settings = dict.fromkeys(("clients", "rounds", "participation", "splitting"), number)
+        settings = dict.fromkeys(("clients", "rounds", "participation", "precision"), number)
         write(tmp_path / str(number), result("local", 0, 0.5), {"method": {"name": "local"}, **settings})
     made = compare([tmp_path])
     assert made.keys == ("method", "setting") and [row.runs for row in made.rows] == [1, 1]
     assert made.notes == (
-        "runs differ in 4 settings (clients, participation, rounds, ...), so they are in rows of their own; choose "
-        "with --by",
+        "runs differ in 4 settings (clients, participation, precision, ...), so they are in rows of their own; "
+        "choose with --by",
     )
 
 
@@ -374,3 +375,54 @@ def test_wrong_input(
     assert main(["compare", *arguments]) == 2
     out, err = capsys.readouterr()
     assert said in err and len(err.splitlines()) == 1 and out == ""
+
+
+def test_filters_are_named_after_their_method_and_a_splitting_shares_the_baseline(tmp_path: Path) -> None:
+    inco = {"name": "inco", "max_theta": 5.0}
+    settings: list[tuple[str, Any, str, Any]] = [
+        ("local", "tiny4", "none", "none"),
+        ("fedavg", ["tiny-cnn"], "none", "none"),
+        ("local", "tiny-resnets", "none", "none"),
+        ("fedavg", "tiny-resnets", "stage", "none"),
+        ("fedavg", "tiny-resnets", "stage", inco),
+    ]
+    for number, (method, group, splitting, server_filter) in enumerate(settings):
+        config = {
+            "method": {"name": method},
+            "models": {"group": group},
+            "splitting": splitting,
+            "server_filter": server_filter,
+        }
+        write(tmp_path / str(number), result(method, 0, 0.1 * number), config)
+    made = compare([tmp_path])
+    assert made.keys == ("method", "models.group")
+    assert [tuple(row.group.values()) for row in made.rows] == [
+        ("fedavg", "tiny-cnn"),
+        ("local", "tiny-resnets"),
+        ("fedavg", "tiny-resnets"),
+        ("fedavg + inco", "tiny-resnets"),
+        ("local", "tiny4"),
+    ]
+    gains = [row.differences.get("personal_final") for row in made.rows]
+    assert [None if gain is None else round(gain.mean) for gain in gains] == [None, None, 10, 20, None]
+
+
+def test_runs_that_differ_in_the_splitting_alone_are_not_averaged(tmp_path: Path) -> None:
+    for number, splitting in enumerate(("none", "stage")):
+        config = {"method": {"name": "fedavg"}, "models": {"group": "tiny-resnets"}, "splitting": splitting}
+        write(tmp_path / str(number), result("fedavg", 0, 0.5), config)
+    assert [tuple(row.group.values()) for row in compare([tmp_path]).rows] == [
+        ("fedavg", "none"),
+        ("fedavg", "stage"),
+    ]
+
+
+def test_a_method_that_predicts_by_prototype_has_a_second_row_for_its_heads() -> None:
+    by_head = {"final": 0.75, "by_round": [0.5, None, 0.75]}
+    run = result("fedproto", 0, 0.5)
+    run["accuracy"]["personal"]["also"] = {"head": by_head}
+    made = compare([run, result("local", 0, 0.25)])
+    assert [row.group["method"] for row in made.rows] == ["local", "fedproto", "fedproto by head"]
+    assert made.rows[2].values["personal_final"] == Spread(75.0, None, 1)
+    gain = made.rows[2].differences["personal_final"]
+    assert gain is not None and gain.mean == 50

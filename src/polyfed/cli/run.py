@@ -67,12 +67,15 @@ def _run_and_print(opened: OpenedRun, json: bool, quiet: bool) -> None:
 
 
 def print_outcome(result: Result, folder: Path, json: bool) -> None:
-    """Print the result of a finished run, and how many replies of clients failed."""
+    """Print the result of a finished run, how many replies of clients failed, and whether noise is too strong."""
     from polyfed.runs.folder import RunFolder
+    from polyfed.runs.noise_level import noise_messages
     from polyfed.runs.records import failure_summary
 
     if result["failures"]:
         print_message(failure_summary(result))
+    for message in noise_messages(result):
+        print_message(message)
     if json:
         print_text(RunFolder(folder).result_file.read_text())
         return

@@ -47,6 +47,7 @@ def sweep(
         bool,
         typer.Option("--skip-invalid", help="Leave out settings that cannot run. Otherwise they stop the sweep."),
     ] = False,
+    table: Annotated[bool, typer.Option("--table/--no-table", help="Print the comparison of all runs.")] = True,
     quiet: QUIET = False,
 ) -> None:
     """Run a grid of settings and seeds, and compare the results.
@@ -73,7 +74,7 @@ def sweep(
         print_message(f"{name} failed: {message}")
     if stopped:
         raise SweepStoppedError(f"stopped {len(stopped)} unfinished runs; run the same command again to resume them")
-    if len(failed) < len(runs):
+    if table and len(failed) < len(runs):
         _print_comparison(runs, axes or [])
     print_text(f"Run folders: {folder}")
     if failed:

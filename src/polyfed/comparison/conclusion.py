@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from polyfed.comparison.gain import Difference
 from polyfed.comparison.table import Comparison, Row
+from polyfed.runs.config_text import UNSET
 
 GLOBAL, PERSONAL = "global_final", "personal_final"
 WHERE = {GLOBAL: "on the common test set", PERSONAL: "on the clients' own data"}
@@ -31,7 +32,7 @@ def conclusion(compared: Comparison) -> str | None:
 def _name(row: Row) -> str:
     """Return the method of a row, with its other settings in parentheses."""
     first, *others = row.group.items()
-    settings = ", ".join(f"{key} {value}" for key, value in others)
+    settings = ", ".join(f"{key} {value}" for key, value in others if value not in (UNSET, "none"))
     return f"{first[1]} ({settings})" if settings else first[1]
 
 
@@ -51,8 +52,11 @@ def _personal(row: Row, baseline: str) -> str:
 
 
 def _losers(compared: Comparison, measure: str) -> str:
-    """Name the methods whose gain is negative."""
-    losers = [
-        _name(row) for row in compared.rows if (gain := row.differences.get(measure)) is not None and gain.mean < 0
-    ]
-    return f" Below {compared.baseline} {WHERE[measure]}: {', '.join(losers)}." if losers else ""
+    """Name the methods whose gain is negative, and say whether the interval excludes zero."""
+    losses = [(row, gain) for row in compared.rows if (gain := row.differences.get(measure)) and gain.mean < 0]
+    clear = [_name(row) for row, gain in losses if gain.high is None or gain.high < 0]
+    unclear = [_name(row) for row, gain in losses if gain.high is not None and gain.high >= 0]
+    sentences = f" Below {compared.baseline} {WHERE[measure]}: {', '.join(clear)}." if clear else ""
+    if unclear:
+        sentences += f" No clear difference to {compared.baseline} (the interval includes 0): {', '.join(unclear)}."
+    return sentences

@@ -17,6 +17,8 @@ Source = str | Path | Mapping[str, Any]
 MAX_UNFINISHED_NAMED = 3
 # settings that differ between repetitions of an experiment or do not affect the result
 NOT_COMPARED = frozenset({"name", "seed", "engine", "checkpoint", "track", "versions"})
+FILTER = "server_filter"
+HEAD = "head"  # other prediction of methods that predict with class prototypes
 
 
 @dataclass(frozen=True)
@@ -40,13 +42,35 @@ class Run:
             for part in key.split("."):
                 value = value.get(part) if isinstance(value, Mapping) else None
             if value is not None:
-                return value
+                return value.get("name", value) if isinstance(value, Mapping) else value
         return None
 
     def settings(self) -> dict[str, str]:
         """Return all settings that define the experiment, by dotted key."""
         compared = {key: value for key, value in self.config.items() if key not in NOT_COMPARED}
-        return {key: format_value(value) for key, value in flatten(compared)}
+        settings = {key: format_value(value) for key, value in flatten(compared)}
+        if f"{FILTER}.name" in settings:  # one key, with and without a filter
+            settings[FILTER] = settings.pop(f"{FILTER}.name")
+        return settings
+
+
+def by_head(run: Run) -> Run | None:
+    """Return a run with the accuracies of its models' heads; None unless the method predicts in another way.
+
+    Its method is called 'NAME by head'. Both share the same models, bytes and seconds.
+    """
+    accuracy: dict[str, Any] = {}
+    for kind, measured in run.result["accuracy"].items():
+        other = (measured or {}).get("also", {}).get(HEAD)
+        if other is not None:
+            values = [value for value in other["by_round"] if value is not None]
+            accuracy[kind] = {"final": other["final"], "best": max(values), "by_round": other["by_round"]}
+        else:
+            accuracy[kind] = None
+    if not any(accuracy.values()):
+        return None
+    changed = {"method": f"{run.result.method} by {HEAD}", "accuracy": accuracy, "metrics": {}}
+    return Run(run.source, Result({**run.result, **changed}), run.config)
 
 
 def load_runs(sources: Iterable[Source]) -> tuple[list[Run], list[str]]:

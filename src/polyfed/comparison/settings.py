@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from polyfed.comparison.runs import Run
+from polyfed.comparison.runs import FILTER, Run
 from polyfed.runs.config_text import UNSET, format_value
 
 MAX_COLUMNS = 3  # more settings that differ are shown as one column of numbers
 NUMBERED = "setting"
+NO_FILTER = "none"  # value of the key
+SPLITTING = "splitting"
+ALGORITHM = ("method", SPLITTING, FILTER)
 
 Groups = dict[tuple[str, ...], list[Run]]
 
@@ -22,6 +25,8 @@ def split_by_settings(runs: Sequence[Run], keys: tuple[str, ...]) -> tuple[tuple
     for run in runs:
         groups.setdefault(tuple(format_value(run.lookup(key)) for key in keys), []).append(run)
     added = sorted({key for members in groups.values() for key in _differing(members)})
+    if FILTER in added and "method" in keys:
+        groups, added = _with_filter_names(keys, groups), [key for key in added if key != FILTER]
     if not added:
         return keys, groups, []
     settings = {id(run): run.settings() for run in runs}
@@ -39,16 +44,47 @@ def split_by_settings(runs: Sequence[Run], keys: tuple[str, ...]) -> tuple[tuple
     return (*keys, NUMBERED), split, [note]
 
 
+def _with_filter_names(keys: tuple[str, ...], groups: Groups) -> Groups:
+    """Name the server filter of runs after their method, such as 'fedavg + inco'."""
+    column, named = keys.index("method"), Groups()
+    for group, members in groups.items():
+        for run in members:
+            name = run.settings().get(FILTER, UNSET)
+            method = group[column] if name in (UNSET, NO_FILTER) else f"{group[column]} + {name}"
+            named.setdefault((*group[:column], method, *group[column + 1 :]), []).append(run)
+    return named
+
+
 def shared_settings(keys: tuple[str, ...], group: tuple[str, ...], *without: str) -> tuple[str, ...]:
-    """Return the values of a group that other methods have too: without the method, its options and `without`."""
+    """Return the values of a group that other methods have too: without the algorithm and without `without`.
+
+    The algorithm is the method with its options, the splitting of the server's model and the server filter: local
+    training uses none of them.
+    """
     return tuple(
         value
         for key, value in zip(keys, group, strict=True)
-        if key not in without and key != "method" and not key.startswith("method.")
+        if key not in without and key.partition(".")[0] not in ALGORITHM
     )
 
 
 def _differing(members: Sequence[Run]) -> set[str]:
     """Return the settings in which some runs differ. Results without a config are not compared."""
     settings = [run.settings() for run in members if run.config]
-    return {key for one in settings for key in one if any(other.get(key, UNSET) != one[key] for other in settings)}
+    differing = {
+        key for one in settings for key in one if any(other.get(key, UNSET) != one[key] for other in settings)
+    }
+    if FILTER in differing:  # options of one filter say nothing about another
+        differing = {key for key in differing if not key.startswith(f"{FILTER}.")}
+    others = sorted(differing - {SPLITTING})
+    if others and _determines(settings, others, SPLITTING):
+        return set(others)  # such as the group of models: sub-models of one model need a splitting
+    return differing
+
+
+def _determines(settings: Sequence[Mapping[str, str]], keys: Sequence[str], other: str) -> bool:
+    """Return whether runs that agree in `keys` also agree in another key."""
+    values: dict[tuple[str, ...], set[str]] = {}
+    for one in settings:
+        values.setdefault(tuple(one.get(key, UNSET) for key in keys), set()).add(one.get(other, UNSET))
+    return all(len(found) == 1 for found in values.values())

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from polyfed.comparison import formats
 from polyfed.comparison.gain import Difference, difference, few_seeds_notes
 from polyfed.comparison.measures import ACCURACIES, ACCURACY, COSTS, Measure, columns, compared_measures
-from polyfed.comparison.runs import Run, Source, load_runs
+from polyfed.comparison.runs import Run, Source, by_head, load_runs
 from polyfed.comparison.settings import shared_settings, split_by_settings
 from polyfed.errors import InputError, nearest
 from polyfed.runs.config_text import flatten
@@ -102,6 +102,7 @@ def compare(
     `metric` is a metric to show instead of accuracy, such as 'auroc'.
     """
     runs, skipped = load_runs(sources)
+    runs = [one for run in runs for one in (run, by_head(run)) if one is not None]
     return compare_runs(runs, by=by, baseline=baseline, metric=metric, notes=skipped)
 
 
@@ -140,6 +141,8 @@ def compare_runs(
         )
         for group, members in ordered.items()
     ]
+    if baseline is not None:
+        rows.sort(key=lambda row: _place(keys, row))
     repeated = [note for group, members in ordered.items() if (note := _repeated_note(group, members))]
     few = few_seeds_notes(
         {
@@ -150,6 +153,13 @@ def compare_runs(
         baseline,
     )
     return Comparison(keys, tuple(rows), baseline, measures, (*notes, *split, *repeated, *few))
+
+
+def _place(keys: tuple[str, ...], row: Row) -> tuple[list[tuple[int, float, str]], bool, float]:
+    """Return a key that sorts rows by their setting, the baseline before the others, and these by their gain."""
+    setting = [sort_key(part) for part in shared_settings(keys, tuple(row.group.values()))]
+    gain = next((gap.mean for gap in row.differences.values() if gap is not None), -math.inf)
+    return setting, bool(row.differences), gain
 
 
 def _keys(runs: Sequence[Run], by: list[str]) -> tuple[str, ...]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from polyfed.comparison import formats
+from polyfed.comparison.measures import COSTS
+from polyfed.comparison.settings import shared_settings
 
 if TYPE_CHECKING:
     from polyfed.comparison.table import Comparison
@@ -22,7 +24,7 @@ def text_table(comparison: Comparison, *, width: int | None = None, bold: bool =
     If the table is wider than `width`, accuracies have one digit less and the least important columns are left out.
     """
     table = _Grid(comparison)
-    shown: Sequence[int] = range(len(table.ids))
+    shown: Sequence[int] = _in_reading_order(table.ids, range(len(table.ids)))
     left_out: list[str] = []
     if width is not None and table.width(shown) > width:
         table = _Grid(comparison, narrow=True)
@@ -46,6 +48,7 @@ class _Grid:
         self.headings = [formats.printable(cell.text) for cell in heading_cells]
         self.is_name = [cell.name for cell in heading_cells]
         rows = [formats.cells_of(comparison, row, fewer_digits=int(narrow)) for row in comparison.rows]
+        self.breaks = _breaks(comparison)
         self.best = [[cell.best for cell in row] for row in rows]
         self.rows = [[formats.printable(cell.text) + ("*" if cell.best else "") for cell in row] for row in rows]
         # in a narrow table, a heading of several words takes two lines, unless the column is wide enough
@@ -60,7 +63,9 @@ class _Grid:
         lines = [self._line([self.split[i][part] for i in shown], shown) for part in (0, 1)]
         lines = [line for line in lines if line]
         lines.append((" " * GAP).join("-" * self.widths[i] for i in shown))
-        for row, best in zip(self.rows, self.best, strict=True):
+        for number, (row, best) in enumerate(zip(self.rows, self.best, strict=True)):
+            if number in self.breaks:
+                lines.append("")
             marked = [best[i] and bold for i in shown]
             lines.append(self._line([row[i] for i in shown], shown, marked))
         return lines
@@ -71,6 +76,16 @@ class _Grid:
             cell = text.ljust(self.widths[i]) if self.is_name[i] else text.rjust(self.widths[i])
             cells.append(f"\x1b[1m{cell}\x1b[0m" if bold and bold[position] else cell)
         return (" " * GAP).join(cells).rstrip()
+
+
+def _breaks(comparison: Comparison) -> set[int]:
+    """Return the rows with another setting than the row before, if each setting has its own baseline."""
+    if comparison.baseline is None or "method" not in comparison.keys:
+        return set()
+    settings = [shared_settings(comparison.keys, tuple(row.group.values())) for row in comparison.rows]
+    if len(set(settings)) * 2 > len(settings):
+        return set()
+    return {number for number in range(1, len(settings)) if settings[number] != settings[number - 1]}
 
 
 def _split(heading: str, width: int) -> tuple[str, str]:
@@ -88,4 +103,10 @@ def _fitting(table: _Grid, width: int) -> list[int]:
     for i in optional:
         if table.width([*shown, i]) <= width:
             shown.append(i)
-    return sorted(shown)
+    return _in_reading_order(table.ids, shown)
+
+
+def _in_reading_order(ids: Sequence[str], shown: Iterable[int]) -> list[int]:
+    """Return columns in their order, with measures of the common test set before those of personal test sets."""
+    costs = {measure.key for measure in COSTS}
+    return sorted(shown, key=lambda i: (2 if ids[i] in costs else int(ids[i].startswith("personal_")), i))

@@ -100,6 +100,7 @@ _GROUPS = (
     ModelGroup("res34-htc4", _with_heads(("resnet34",)), auxiliary=_CNN4),
     ModelGroup("tiny4", tuple(ModelSpec(n) for n in ("tiny-cnn", "tiny-resnet", "tiny-mobile", "tiny-mlp"))),
     ModelGroup("tiny-resnets", tuple(ModelSpec(f"tiny-{n}") for n in INCO_STAGE)),
+    ModelGroup("tiny-resnets3", tuple(ModelSpec(f"tiny-{n}") for n in INCO_STAGE[:3])),
     ModelGroup("tiny-vits", tuple(ModelSpec(f"tiny-vit-{q}") for q in range(2, 7))),
     ModelGroup("tiny-widths", _widths("tiny-resnet-wide", 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1)),
     ModelGroup("tabular4", tuple(ModelSpec(name) for name in TABLE)),

@@ -59,4 +59,6 @@ def format_value(value: Any) -> str:
     """Format a config value for tables."""
     if value is None:
         return UNSET
+    if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+        return ", ".join(value)
     return value if isinstance(value, str) else json.dumps(value)
