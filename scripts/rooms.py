@@ -69,7 +69,7 @@ ROOMS: dict[str, Room] = {
         "analysis catalogue config core data engines guards machine models runs training",
     ),
     "trackers": _room("TensorBoard, MLflow and Weights & Biases", "config runs"),
-    "ui": _room("the live dashboard, from run folders", "analysis comparison report runs"),
+    "ui": _room("the live dashboard, from run folders", "analysis comparison config report runs"),
     "report": _room("figures, tables and the HTML report, from run folders", "__init__ analysis comparison runs"),
     "comparison": _room("means, standard deviations and tables over runs", "runs"),
     "config": _room("config keys, presets, overrides and sweeps", "catalogue core data models plugins runs"),

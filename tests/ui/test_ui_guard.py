@@ -20,7 +20,7 @@ from polyfed.runs import lock_owner
 from polyfed.runs.folder import RunFolder
 from polyfed.ui.access_guard import is_loopback
 from polyfed.ui.run_index import RunIndex
-from polyfed.ui.server import open_dashboard
+from polyfed.ui.server import NOT_LOGGED_IN, open_dashboard
 
 Answer = tuple[int, str, dict[str, str]]
 
@@ -51,7 +51,11 @@ def page(place: Path) -> Iterator[str]:
 
 
 def token_of(address: str) -> str:
-    return ask(address, "/")[1].split('name="polyfed-token" content="')[1].split('"')[0]
+    return address.split("?token=")[1]
+
+
+def origin_of(address: str) -> str:
+    return address.split("/?")[0]
 
 
 def test_every_response_has_security_headers(page: str) -> None:
@@ -73,7 +77,7 @@ def test_other_host_names_are_rejected(page: str) -> None:
 
 
 def test_other_websites_are_rejected(page: str) -> None:
-    own = page.rstrip("/")
+    own = origin_of(page)
     for headers in (
         {"Origin": "https://evil.example"},
         {"Origin": "null"},
@@ -91,10 +95,19 @@ def test_stopping_needs_the_token(page: str) -> None:
     assert ask(page, "/api/stop", "POST", body, X_Polyfed_Token="é")[0] == 403
     assert ask(page, "/api/stop", "POST", body, X_Polyfed_Token=token, Origin="https://evil.example")[0] == 403
     assert ask(page, "/api/stop", "GET", X_Polyfed_Token=token)[0] == 405
-    status, text, _ = ask(page, "/api/stop", "POST", body, X_Polyfed_Token=token, Origin=page.rstrip("/"))
+    status, text, _ = ask(page, "/api/stop", "POST", body, X_Polyfed_Token=token, Origin=origin_of(page))
     assert (status, json.loads(text)) == (409, {"error": "no process is working on this run"})
     for wrong in ("", "[]", "x" * 70_000, "[" * 5000):
         assert ask(page, "/api/stop", "POST", wrong, X_Polyfed_Token=token)[0] == 404
+
+
+def test_pages_without_the_token_can_only_read(page: str) -> None:
+    token = token_of(page)
+    status, text, _ = ask(page, "/")  # as another user of this machine opens it
+    assert status == 200 and token not in text and NOT_LOGGED_IN in text
+    status, _, headers = ask(page, f"/?token={token}")
+    assert status == 303 and token in ask(page, "/", Cookie=headers["set-cookie"].split(";")[0])[1]
+    assert "set-cookie" not in ask(page, "/?token=wrong")[2]
 
 
 def test_names_cannot_leave_the_folder(page: str, place: Path) -> None:

@@ -29,14 +29,14 @@ def measure() -> dict[str, Any]:
         thread.start()
         while not page.server.started:
             time.sleep(0.01)
-        first, answer = _request(f"{page.address}api/runs")
+        first, answer = _request(f"{page.origin}/api/runs")
         everything, more = first, answer["more"]
         while more:  # as the page does
-            seconds, further = _request(f"{page.address}api/runs?since={answer['revision']}")
+            seconds, further = _request(f"{page.origin}/api/runs?since={answer['revision']}")
             everything, more = everything + seconds, further["more"]
         time.sleep(1)
-        each, _ = _request(f"{page.address}api/runs?since={answer['revision']}")
-        opened, _ = _request(f"{page.address}api/rounds?id={answer['runs'][0]['id']}")
+        each, _ = _request(f"{page.origin}/api/runs?since={answer['revision']}")
+        opened, _ = _request(f"{page.origin}/api/rounds?id={answer['runs'][0]['id']}")
         page.server.should_exit = True
         thread.join()
     figures = {

@@ -30,12 +30,14 @@ HEADERS = {
 class AccessGuard:
     """Rules that reject requests of other websites, and requests without the token where it is needed.
 
-    Requests that change something always need the token. Reading needs it unless the server is bound to loopback.
+    Requests that start or stop runs always need the token, and are rejected if the dashboard is read-only. Reading
+    needs the token unless the server is bound to loopback.
     """
 
     token: str
     host: str
     port: int
+    read_only: bool = False
 
     @property
     def loopback_only(self) -> bool:
@@ -58,16 +60,20 @@ class AccessGuard:
             return PlainTextResponse("requests of other websites are not allowed", 403)
         if request.headers.get("sec-fetch-site", "none") not in {"none", "same-origin"} and request.url.path != "/":
             return PlainTextResponse("requests of other websites are not allowed", 403)
-        if request.method not in {"GET", "HEAD"} and not self.is_valid(request.headers.get(HEADER)):
-            return PlainTextResponse("the token is missing or wrong", 403)
-        if not self.loopback_only and not self._authenticated(request):
+        if request.method not in {"GET", "HEAD"}:
+            if self.read_only:
+                return PlainTextResponse("this dashboard is read-only", 403)
+            if not self.is_valid(request.headers.get(HEADER)):
+                return PlainTextResponse("the token is missing or wrong", 403)
+        if not self.loopback_only and not self.authenticated(request):
             return PlainTextResponse("the token is missing or wrong: open the address that `polyfed ui` printed", 401)
         return None
 
     def is_valid(self, token: str | None) -> bool:
         return token is not None and hmac.compare_digest(token.encode(), self.token.encode())
 
-    def _authenticated(self, request: Request) -> bool:
+    def authenticated(self, request: Request) -> bool:
+        """Return whether a request has the token: as a cookie, as a header, or in the address of the first visit."""
         return any(
             self.is_valid(token)
             for token in (

@@ -5,18 +5,22 @@ import { Detail } from "./detail.js";
 import { STATES, el } from "./format.js";
 import { List } from "./list.js";
 import { Split } from "./split.js";
+import { StartForm } from "./start.js";
 import { Updates } from "./updates.js";
 
 const TICK = 1000; // milliseconds between two updates of ages
 const DETAILS_INTERVAL = 4000; // milliseconds between two requests for the details of a run that changes
 const MAX_SELECTED = 50; // runs in one comparison
-const token = document.querySelector("meta[name=polyfed-token]").content;
+const meta = (name) => document.querySelector(`meta[name=polyfed-${name}]`).content;
+const token = meta("token"); // empty if this page may not stop runs
+const notice = meta("notice"); // why this page may not start runs, or empty
 const runs = new Map(); // id to summary
 const histories = new Map(); // id to {generation, rounds, notes, clients, summary that they belong to}
 const configs = new Map();
 const details = new Map(); // id to {content, summary that it belongs to, time}
 const selected = new Set();
 let opened = null;
+let starting = false; // the form to start a run is open
 let view = "overview";
 let revision = 0;
 let clock = 0; // seconds by which the server's clock is ahead
@@ -27,10 +31,10 @@ const list = new List({
 });
 const detail = new Detail({
   close,
-  act,
+  stop: (id) => post("stop", { id }),
   select: (key) => navigate({ view: key }),
   embedding: (id, round, projection) => request(`/api/embedding?${new URLSearchParams({ id, round, projection })}`),
-  allowed: (run) => (token && run.stoppable ? "stop" : null),
+  stoppable: (run) => Boolean(token && run.stoppable),
 });
 const comparison = new Comparison({
   drop: (ids) => navigate({ pick: [...selected].filter((id) => !ids.includes(id)) }),
@@ -39,11 +43,31 @@ const comparison = new Comparison({
     document.querySelector("#filter").focus();
   },
 });
+const startForm = new StartForm({
+  close: () => {
+    navigate({ start: false });
+    newRun.focus();
+  },
+  presets: () => request("/api/presets"),
+  check: (fields) => post("check", fields),
+  start: (fields) => post("start", fields),
+  state: (id) => request(`/api/launch?${new URLSearchParams({ id })}`),
+  listed: (id) => runs.has(id),
+  open: (id) => navigate({ open: id, view: "overview", start: false }),
+});
+const newRun = document.querySelector("#new");
+newRun.hidden = Boolean(notice);
+newRun.addEventListener("click", () => {
+  navigate({ start: true });
+  startForm.title.focus();
+});
+document.querySelector("#notice").textContent = notice;
 new Split(document.querySelector("#split"), document.querySelector("main"));
 
 /** Change what is opened, selected and viewed, as a new entry of the browser's history. */
-function navigate({ open = opened, pick = [...selected], view: shown = view }) {
+function navigate({ open = opened, pick = [...selected], view: shown = view, start = starting }) {
   const address = new URLSearchParams();
+  if (start) address.set("new", "");
   if (open !== null) address.set("open", open);
   if (open !== null && shown !== "overview") address.set("view", shown);
   for (const id of pick) address.append("pick", id);
@@ -62,17 +86,20 @@ function close() {
 function applyUrl() {
   const address = new URLSearchParams(location.hash.slice(1));
   opened = address.get("open");
+  starting = address.has("new") && !notice;
   view = address.get("view") ?? "overview";
   selected.clear();
   for (const id of address.getAll("pick").slice(-MAX_SELECTED)) selected.add(id);
   detail.open(opened, view);
+  startForm.show(starting);
+  newRun.setAttribute("aria-expanded", String(starting));
   draw();
   updateShown();
 }
 
 function draw() {
   list.mark(opened, selected);
-  document.querySelector("main").classList.toggle("with-panels", opened !== null || selected.size > 0);
+  document.querySelector("main").classList.toggle("with-panels", starting || opened !== null || selected.size > 0);
   if (opened !== null) detail.show(runs.get(opened), histories.get(opened), configs.get(opened), details.get(opened)?.content);
   comparison.show(selected, runs, histories, (id) => configs.get(id));
 }
@@ -156,26 +183,27 @@ async function updateDetails() {
   if (id === opened) draw();
 }
 
-/** Stop a run. Return an error message or null. */
-async function act(action, id) {
+/** Send a request that changes something. The answer has an `error` if it failed. */
+async function post(action, content) {
   const headers = { "content-type": "application/json", "x-polyfed-token": token };
   try {
-    return (await request(`/api/${action}`, { method: "POST", headers, body: JSON.stringify({ id }) })).error ?? null;
+    return await request(`/api/${action}`, { method: "POST", headers, body: JSON.stringify(content) });
   } catch {
-    return "The dashboard server does not respond.";
+    return { error: "The dashboard server does not respond." };
   }
 }
 
 document.addEventListener("keydown", (event) => {
-  const typing = event.target.matches("input[type=search], select");
+  const typing = event.target.matches("input:not([type=checkbox]), select, textarea");
   const filter = document.querySelector("#filter");
   if (event.key === "/" && !typing) {
     event.preventDefault();
     filter.focus();
-  } else if (event.key === "Escape" && typing && filter.value) {
+  } else if (event.key === "Escape" && event.target === filter && filter.value) {
     filter.value = "";
     list.sortAndFilter();
-  } else if (event.key === "Escape" && opened !== null) close();
+  } else if (event.key === "Escape" && event.target.closest("#start")) startForm.callbacks.close();
+  else if (event.key === "Escape" && opened !== null) close();
 });
 document.querySelector("#state").append(...Object.keys(STATES).map((state) => el("option", { value: state }, state)));
 addEventListener("popstate", applyUrl);

@@ -1,4 +1,4 @@
-// The panel of the opened run: its state, the buttons to stop and resume it, and its views as tabs.
+// The panel of the opened run: its state, the button to stop it, and its views as tabs.
 
 import { best } from "./compare.js";
 import { badge, breakable, button, duration, el, percent, size } from "./format.js";
@@ -15,21 +15,10 @@ const VIEWS = {
   events: ["Events", EventsView],
   config: ["Config", ConfigView],
 };
-const ACTIONS = {
-  stop: {
-    offer: "Stop", question: "Stop after the current round?", confirm: "Yes, stop",
-    sent: "Stop requested: the run stops after its current round and writes a checkpoint.",
-  },
-  resume: {
-    offer: "Resume", question: "Resume from the last checkpoint?", confirm: "Yes, resume",
-    sent: "Resume requested: the run continues from its last checkpoint.",
-  },
-};
-
 export class Detail {
-  /** `act(action, id)` stops or resumes a run and returns an error message or null; `embedding` fetches a projection. */
-  constructor({ close, act, select, embedding, allowed }) {
-    this.callbacks = { close, act, select, embedding, allowed };
+  /** `stop(id)` requests a stop and returns an answer with an `error` if it failed; `embedding` fetches a projection. */
+  constructor({ close, stop, select, embedding, stoppable }) {
+    this.callbacks = { close, stop, select, embedding, stoppable };
     this.element = document.querySelector("#detail");
     this.id = null;
     this.view = "overview";
@@ -45,7 +34,7 @@ export class Detail {
     const close = button("✕", () => this.callbacks.close(), { className: "close", "aria-label": "Close this run" });
     this.state = el("div", { className: "state" });
     this.action = el("div", { className: "action" });
-    this.actionState = null; // null, confirm or sent
+    this.stopState = null; // null, confirm or sent
     this.facts = el("dl", { className: "facts" });
     this.tabs = el("div", { role: "tablist", "aria-label": "Views of this run" });
     this.tabs.addEventListener("keydown", (event) => this.key(event));
@@ -101,7 +90,7 @@ export class Detail {
     if (this.state.dataset.shown === shown) return;
     this.state.dataset.shown = shown;
     const parts = [el("p", {}, badge(run.state), ` ${text}`)];
-    if (run.rounds) parts.push(el("progress", { max: run.rounds, value: run.done, "aria-label": "Rounds done" }));
+    if (run.rounds && run.state !== "finished") parts.push(el("progress", { max: run.rounds, value: run.done, "aria-label": "Rounds done" }));
     if (run.reason) parts.push(el("p", { className: "reason" }, run.reason));
     this.state.replaceChildren(...parts);
   }
@@ -127,28 +116,29 @@ export class Detail {
     this.facts.replaceChildren(...facts.map(([name, value, note]) => el("div", {}, el("dt", {}, name), el("dd", {}, el("b", {}, value), note ? el("small", {}, note) : null))));
   }
 
-  /** Show the button to stop or resume the run. Both need a confirmation. */
+  /** Show the button to stop the run. It asks for a confirmation. */
   showAction(run) {
-    const kind = this.callbacks.allowed(run);
-    const words = ACTIONS[kind];
-    if (kind !== this.actionKind) this.actionState = null;
-    this.actionKind = kind;
-    const view = !words ? "none" : `${kind} ${this.actionState ?? "offer"}`;
+    const offered = this.callbacks.stoppable(run);
+    if (!offered) this.stopState = null;
+    const view = offered ? (this.stopState ?? "offer") : "none";
     if (this.action.dataset.shown === view) return;
     this.action.dataset.shown = view;
     const setState = (state) => {
-      this.actionState = state;
+      this.stopState = state;
       this.showAction(run);
       this.action.querySelector("button")?.focus();
     };
-    if (!words) return this.action.replaceChildren();
-    if (this.actionState === "sent") return this.action.replaceChildren(el("p", { role: "status" }, words.sent));
-    if (this.actionState === null) return this.action.replaceChildren(button(`${words.offer} this run`, () => setState("confirm")));
     const send = async () => {
-      const error = await this.callbacks.act(kind, run.id);
+      const { error } = await this.callbacks.stop(run.id);
       setState(error ? null : "sent");
       if (error) this.action.append(el("p", { role: "alert" }, error));
     };
-    this.action.replaceChildren(el("span", {}, words.question), button(words.confirm, send, { className: "strong" }), button("No", () => setState(null)));
+    const contents = {
+      none: () => [],
+      offer: () => [button("Stop this run", () => setState("confirm"))],
+      confirm: () => [el("span", {}, "Stop after the current round?"), button("Yes, stop", send, { className: "strong" }), button("No", () => setState(null))],
+      sent: () => [el("p", { role: "status" }, "Stop requested: the run stops after its current round and writes a checkpoint.")],
+    };
+    this.action.replaceChildren(...contents[view]());
   }
 }

@@ -210,7 +210,7 @@ export class EmbeddingView extends DetailsView {
     this.projection = picker("Projection", [["pca", "PCA"], ["tsne", "t-SNE"]]);
     this.colours = picker("Colours", [["classes", "class"], ["clients", "client"]]);
     this.highlighted = null;
-    this.plot = svg("svg", { class: "scatter", viewBox: "0 0 400 400", role: "img" });
+    this.plot = svg("svg", { class: "scatter", viewBox: "0 0 400 400", role: "img", "aria-label": "Scatter plot" });
     this.keys = el("div", { className: "keys", role: "group", "aria-label": "Highlight" });
     this.note = el("p", { className: "summary", role: "status" });
     this.content = el("div", {}, el("div", { className: "tools" }, this.round.label, this.projection.label, this.colours.label), this.note, this.keys, this.plot);
