@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
-from tests.report.conftest import MakeRun
+from tests.report.conftest import MakeRun, round_event
 
 from polyfed.cli.app import main
+from polyfed.comparison.palette import method_colour
 from polyfed.errors import InputError
 from polyfed.report.cost_figures import pareto
 from polyfed.report.figure_kinds import KINDS, figure, make
@@ -57,6 +58,11 @@ INCO = [
     for n in (1, 2, 3)
 ]
 
+# the last round once more, as a resumed run writes it, with samples of three classes by true and predicted class
+CONFUSION = round_event(3, 0.5, 1.5, 1000) | {
+    "confusion": {"personal": [[8, 2, 0], [0, 5, 0], [1, 0, 0]], "global": [[1, 0, 0], [0, 1, 0], [0, 3, 1]]}
+}
+
 
 def write_artifact(folder: Path, name: str, **tensors: Any) -> None:
     (folder / "artifacts").mkdir(exist_ok=True)
@@ -85,7 +91,7 @@ def write_all_artifacts(folder: Path) -> None:
 
 @pytest.fixture
 def rich(make_run: MakeRun) -> Path:
-    folder = make_run("rich", more=[*LAYERS, *INCO])
+    folder = make_run("rich", more=[*LAYERS, *INCO, CONFUSION])
     write_all_artifacts(folder)
     return folder
 
@@ -96,10 +102,10 @@ def rows_of(kind: str, folders: list[Path], **options: Any) -> list[dict[str, st
 
 
 def test_curves_show_mean_and_std_over_seeds(make_run: MakeRun) -> None:
-    folders = [make_run("a", personal=[0.25, 0.5]), make_run("b", seed=1, personal=[0.75, 0.5, 1.0])]
+    stopped = make_run("a", personal=[0.25, 0.5], config={"rounds": 3})
+    folders = [stopped, make_run("b", seed=1, personal=[0.75, 0.5, 1.0])]
     folders.append(make_run("c", method="local", personal=[0.1, 0.2]))
-    rows = rows_of("curves", folders[:2] + folders[2:], by=("data.dataset",))
-    first, second, third, *local = rows
+    *local, first, second, third = rows_of("curves", folders, by=("data.dataset",))  # local training comes first
     assert first["runs"] == "fedproto, dataset digits" and local[0]["runs"] == "local, dataset digits"
     assert (float(first["mean"]), first["n"]) == (50.0, "2")
     assert float(first["std"]) == pytest.approx(35.3553391)  # of 25 and 75
@@ -114,6 +120,8 @@ def test_runs_that_differ_in_a_setting_are_separate_groups(make_run: MakeRun) ->
     folders = [make_run(str(alpha), config={"data": {"dataset": "digits", "alpha": alpha}}) for alpha in (10, 0.5)]
     labels = [group.label for group in group_runs([read(folder) for folder in folders])]
     assert labels == ["fedproto, alpha 0.5", "fedproto, alpha 10"]
+    by_rounds = group_runs([read(folder) for folder in folders], ["rounds"])  # other settings still count
+    assert [group.label for group in by_rounds] == ["fedproto, rounds 3, alpha 0.5", "fedproto, rounds 3, alpha 10"]
     with pytest.raises(InputError, match=r"no run has a setting called 'data.alfa'; did you mean 'data.alpha'"):
         group_runs([read(folder) for folder in folders], ["data.alfa"])
 
@@ -164,6 +172,68 @@ def test_clients_sorted_and_by_architecture(make_run: MakeRun) -> None:
     ]
 
 
+def test_methods_and_gain_have_intervals(make_run: MakeRun) -> None:
+    folders = [make_run(f"p{seed}", seed=seed, personal=[0.5 + seed / 10]) for seed in (0, 1)]
+    folders += [make_run(f"l{seed}", seed=seed, method="local", personal=[0.4]) for seed in (0, 1)]
+    local, fedproto = rows_of("methods", folders)
+    assert local["runs"] == "local" and float(local["accuracy %"]) == 40.0
+    # mean 55 and half the width of the t interval with one degree of freedom: 12.7062 * 7.0711 / sqrt(2) = 63.53
+    assert float(fedproto["interval low"]) == pytest.approx(55 - 63.531, abs=1e-3)
+    assert fedproto["n"] == "2"
+    (gain,) = rows_of("gain", folders)
+    assert float(gain["gain, points"]) == pytest.approx(15.0)  # of 10 and 20
+    assert float(gain["interval high"]) == pytest.approx(15 + 63.531, abs=1e-3) and gain["interval over"] == "seeds"
+    by_client = rows_of("client-gain", folders)  # the second client has the accuracy of the run, the first one half
+    assert [(row["client"], float(row["gain, points"])) for row in by_client] == [
+        ("0 · small", pytest.approx(7.5)),
+        ("1 · large", pytest.approx(15.0)),
+    ]
+    (against,) = rows_of("gain", folders, baseline="fedproto", measure="global")
+    assert against["runs"] == "local" and float(against["gain, points"]) == pytest.approx(-7.5)
+
+
+def test_clients_of_different_partitions_are_not_averaged(make_run: MakeRun) -> None:
+    folders = [make_run(f"{m}{s}", method=m, seed=s) for m in ("fedproto", "local") for s in (0, 1)]
+    for folder in (folders[1], folders[3]):
+        path = folder / "clients.json"
+        path.write_text(path.read_text().replace('"2": 1', '"2": 7'))
+    assert [row["runs of"] for row in rows_of("client-gain", folders)] == ["seed 0", "seed 0", "seed 1", "seed 1"]
+
+
+def test_a_method_has_the_same_style_in_every_figure(make_run: MakeRun) -> None:
+    records = [read(make_run(name, method=name)) for name in ("local", "fedavg", "fedproto", "of-a-user")]
+    together = {group.method: group.style for group in group_runs(records)}
+    for record in records:
+        (alone,) = group_runs([record])
+        assert alone.style == together[record.method] and alone.style.color == method_colour(record.method)
+    lines = [make_run(f"lr{lr}", config={"train": {"lr": lr}}) for lr in (0.1, 0.2, 0.3)]
+    styles = [group.style for group in group_runs([read(folder) for folder in lines])]
+    assert len(set(styles)) == 3 and styles[0] == together["fedproto"]
+
+
+def test_confusion_matrices_are_summed_over_runs(rich: Path, make_run: MakeRun) -> None:
+    again = make_run("again", seed=1, more=[CONFUSION])
+    rows = rows_of("confusion", [rich, again])
+    counts = {(row["true class"], row["predicted class"]): int(row["samples"]) for row in rows}
+    assert counts["zero", "zero"] == 16 and counts["zero", "one"] == 4 and counts["two", "two"] == 0
+    assert len(rows_of("confusion", [rich], measure="global")) == 9
+
+
+def test_sensitivity_never_mixes_other_settings(make_run: MakeRun) -> None:
+    folders = [
+        make_run(f"{lr}-{epochs}", personal=[epochs / 10], config={"train": {"lr": lr, "epochs": epochs}})
+        for lr in (0.1, 0.2)
+        for epochs in (1, 2)
+    ]
+    rows = rows_of("sensitivity", folders, by=("train.lr",))
+    assert [(row["runs"], row["train.lr"], float(row["accuracy %"])) for row in rows] == [
+        ("fedproto, epochs 1", "0.1", 10.0),
+        ("fedproto, epochs 1", "0.2", 10.0),
+        ("fedproto, epochs 2", "0.1", 20.0),
+        ("fedproto, epochs 2", "0.2", 20.0),
+    ]
+
+
 def test_partition_phases_and_sensitivity(make_run: MakeRun) -> None:
     one = make_run("one", config={"train": {"lr": 0.1}})
     two = make_run("two", personal=[0.25], config={"train": {"lr": 0.01}})
@@ -189,7 +259,7 @@ def test_layers_and_coefficients(rich: Path) -> None:
 
 def test_figures_of_artifacts(rich: Path) -> None:
     cka = make("cka", [read(rich)], Options())
-    assert "stage1 0.50; stage2 1.00" in cka.caption and len(cka.rows) == 8
+    assert "after round 3" in cka.caption and len(cka.rows) == 8
     assert [tuple(row.values()) for row in rows_of("synthetic", [rich])] == [("0", "2"), ("2", "3")]
     moves = rows_of("tsne", [rich])
     assert [(row["round"], row["class"]) for row in moves] == [(str(n), str(c)) for n in (1, 3) for c in range(4)]
@@ -202,9 +272,10 @@ def test_figures_of_artifacts(rich: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_every_kind_is_drawn_to_a_file_and_a_page(kind: str, rich: Path, tmp_path: Path) -> None:
+def test_every_kind_is_drawn_to_a_file_and_a_page(kind: str, rich: Path, make_run: MakeRun, tmp_path: Path) -> None:
+    others = [] if KINDS[kind].one_run else [make_run("base", method="local")]
     options = Options(by=("seed",)) if kind == "sensitivity" else Options()
-    spec, broken = figure(kind, [rich], tmp_path / "f.svg", options=options)
+    spec, broken = figure(kind, [rich, *others], tmp_path / "f.svg", options=options)
     assert broken == []
     written = (tmp_path / "f.svg").read_text()
     assert written.startswith("<?xml") and "<text" not in written  # letters are paths, so no font is needed
@@ -257,13 +328,15 @@ def test_names_are_escaped(make_run: MakeRun, tmp_path: Path) -> None:
         (["curvs", "RUN", "-o", "f.png"], "there is no figure called 'curvs'; did you mean 'curves'?"),
         (["curves", "RUN", "-o", "f.gif"], "expected a name that ends in .png, .svg, .pdf, .csv"),
         (["curves", "RUN", "-o", "f"], "expected a name that ends in"),
-        (["curves", "RUN", "-o", "no/f.png"], "no/f.png cannot be written: No such file or directory"),
+        (["curves", "RUN", "-o", "no/f.png"], "no/f.png cannot be written: there is no folder no"),
         (["curves", "RUN", "-o", "f.png", "--measure", "globl"], "--measure is 'globl'; did you mean 'global'?"),
         (["cost", "RUN", "-o", "f.png", "--against", "money"], "--against is 'money'; Known: bytes, seconds"),
         (["curves", "RUN", "-o", "f.png", "--width", "0"], "--width is 0; expected inches between 0.5 and 50"),
         (["sensitivity", "RUN", "-o", "f.png"], "name it with --by"),
         (["layers", "RUN", "-o", "f.png"], "has no record of layers that were sent"),
         (["inco", "RUN", "-o", "f.png"], "has no record of theta and beta"),
+        (["gain", "RUN", "-o", "f.png"], "no run of the baseline 'local' has finished"),
+        (["confusion", "RUN", "-o", "f.png"], "evaluate.metrics=[confusion] records it"),
         (["cka", "RUN", "-o", "f.png"], "has no cka-*.safetensors in its artifacts"),
         (["tsne", "RUN", "-o", "f.png"], "has no guiding_vectors-*.safetensors"),
         (["synthetic", "RUN", "-o", "f.png"], "has no synthetic-*.safetensors"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import html5lib
 import numpy as np
 import pytest
 from tests.report.conftest import MakeRun
-from tests.report.test_figures import INCO, LAYERS, write_all_artifacts
+from tests.report.test_figures import CONFUSION, INCO, LAYERS, write_all_artifacts
 
 from polyfed import api
 from polyfed.benchmarks.report import make_run as make_long_run
@@ -35,6 +36,11 @@ def page_of(out: Path) -> tuple[str, ElementTree.Element]:
 
 def texts(tree: ElementTree.Element, tag: str) -> list[str]:
     return [" ".join("".join(element.itertext()).split()) for element in tree.iter(tag)]
+
+
+def table_named(tree: ElementTree.Element, label: str) -> ElementTree.Element:
+    """Return the table with an accessible name."""
+    return next(element for element in tree.iter("div") if element.get("aria-label") == label)
 
 
 def figures(tree: ElementTree.Element) -> list[str]:
@@ -78,31 +84,42 @@ def test_many_runs(make_run: MakeRun, tmp_path: Path, out: Path, capsys: pytest.
     for seed in (0, 1):
         make_run(f"p{seed}", seed=seed, personal=[0.5, 0.75 + seed / 8])
         make_run(f"l{seed}", seed=seed, method="local", personal=[0.25, 0.5], sent=10)
-    rich = make_run("rich", method="rich", more=[*LAYERS, *INCO, {"event": "method", "kind": "unheard", "round": 1}])
+    rich = make_run(
+        "rich", method="rich", more=[*LAYERS, *INCO, CONFUSION, {"event": "method", "kind": "unheard", "round": 1}]
+    )
     write_all_artifacts(rich)
     assert main(["report", str(tmp_path / "runs"), "-o", str(out), "--baseline", "local"]) == 0
     assert "a report on 5 runs" in capsys.readouterr().out
     text, tree = page_of(out)
     check_self_contained(text, tree)
     assert figures(tree) == [
-        "Personal accuracy by round",
+        "Gain over local training, common test set",
+        "Global accuracy by method",
+        "Personal accuracy by method",
         "Global accuracy by round",
+        "Personal accuracy by round",
         "Training loss by round",
-        "Personal accuracy against bytes",
-        "Personal accuracy against seconds",
-        "Global accuracy against bytes",
-        "Personal accuracy of the clients, sorted",
+        "Gain of each client, common test set",
+        "Gain of each client, own held-out data",
         "Personal accuracy by architecture",
+        "Global accuracy against bytes",
+        "Global accuracy against seconds",
         "Time by phase",
-        "Label distribution of clients: 5 runs, seed 0, 1",
-        "Layers sent and received: rich",
-        "InCo's theta and beta: rich",
-        "CKA between clients: rich",
-        "Guiding vectors: rich",
-        "Features of test samples: rich",
+        "Confusion matrix: rich",
+        "Label distribution of clients",
         "Synthetic images: rich",
+        "Features of test samples: rich",
+        "CKA between clients: rich",
+        "InCo's theta and beta: rich",
+        "Layers sent and received: rich",
+        "Guiding vectors: rich",
     ]
-    headline = next(iter(tree.iter("table")))
+    summary = next(element for element in tree.iter("div") if element.get("class") == "summary")
+    assert texts(summary, "p") == [
+        "fedproto reaches 40.6 % on the common test set, 15.6 points above local (95 % interval over seeds -24.1 to "
+        "+55.3); on the clients' own data it is 31.2 points above local."
+    ]
+    headline = table_named(tree, "Results over seeds")
     rows = [texts(row, "td") for row in headline.iter("tr")]
     fedproto = next(row for row in rows if row[:1] == ["fedproto"])
     assert fedproto[4] == "81.25 ± 8.84"
@@ -149,8 +166,38 @@ def test_settings_that_only_some_runs_have(make_run: MakeRun, tmp_path: Path, ou
     make_run("with", config={"privacy": {"prototypes": {"clip": 1.0, "epsilon": None}}})
     assert main(["report", str(tmp_path / "runs"), "-o", str(out)]) == 0
     _, tree = page_of(out)
-    headings = texts(next(iter(tree.iter("table"))), "th")
+    headings = texts(table_named(tree, "Results over seeds"), "th")
     assert "privacy.prototypes.clip" in headings and "privacy.prototypes.epsilon" not in headings
+
+
+def test_settings_have_sections_of_their_own(make_run: MakeRun, tmp_path: Path, out: Path) -> None:
+    for alpha, value in ((0.1, 0.5), (1.0, 0.75)):
+        for method in ("fedproto", "local"):
+            data = {"dataset": "digits", "alpha": alpha}
+            accuracy = value if method == "fedproto" else 0.25
+            make_run(f"{method}-{alpha}", method=method, personal=[accuracy], config={"data": data})
+    assert main(["report", str(tmp_path / "runs"), "-o", str(out)]) == 0
+    text, tree = page_of(out)
+    check_self_contained(text, tree)
+    sections = {element.get("id"): element for element in tree.iter("section")}
+    assert texts(sections["setting-1"], "h2") == ["Alpha 0.1"] and texts(sections["setting-2"], "h2") == ["Alpha 1.0"]
+    assert "12.5 points above local" in texts(sections["setting-1"], "p")[0]  # 25 % and 12.5 % on common data
+    assert "25.0 points above local" in texts(sections["setting-2"], "p")[0]
+    assert figures(sections["settings-compared"]) == ["Accuracy by data.alpha", "Accuracy by data.alpha"]
+    assert figures(sections["setting-1"]) == figures(sections["setting-2"])
+
+
+def test_metrics_have_a_table(make_run: MakeRun, tmp_path: Path, out: Path) -> None:
+    for name, auroc in (("a", 0.75), ("b", 0.5)):
+        path = make_run(name, method=name) / "result.json"
+        result = json.loads(path.read_text())
+        result["metrics"] = {"global": {"auroc": {"final": auroc, "by_client": [], "by_round": [auroc]}}}
+        path.write_text(json.dumps(result))
+    assert main(["report", str(tmp_path / "runs"), "-o", str(out)]) == 0
+    _, tree = page_of(out)
+    rows = [texts(row, "td") for row in table_named(tree, "Metrics: Common test set").iter("tr")]
+    assert [row[-1] for row in rows if row] == ["75.00", "50.00"]
+    assert "AUROC" not in texts(table_named(tree, "Results over seeds"), "th")
 
 
 def test_runs_in_every_state(
@@ -181,7 +228,7 @@ def test_no_rounds_and_only_broken_runs(make_run: MakeRun, tmp_path: Path, out: 
     folder = make_run("empty", finished=False, personal=[])
     assert main(["report", str(folder), "-o", str(out)]) == 0
     _, tree = page_of(out)
-    assert "No round has been evaluated yet, so there are no figures." in texts(tree, "p")
+    assert "No round has been evaluated yet, so there are no figures of accuracy." in texts(tree, "p")
     (folder / "config.yaml").write_text("[")
     assert main(["report", str(folder), "-o", str(out)]) == 0
     _, tree = page_of(out)
@@ -226,7 +273,7 @@ def test_figures_that_cannot_be_drawn_are_noted(make_run: MakeRun, out: Path) ->
     assert main(["report", str(folder), "-o", str(out)]) == 0
     _, tree = page_of(out)
     notes = [note for note in texts(tree, "p") if "cannot be" in note]
-    assert len(notes) == 2 and "Synthetic images: run" in figures(tree)
+    assert len(notes) == 2 and "Synthetic images: fedproto" in figures(tree)
 
 
 def test_values_that_no_axis_can_show(make_run: MakeRun, out: Path) -> None:
@@ -287,5 +334,5 @@ def test_real_run(tmp_path: Path, out: Path) -> None:
     text, tree = page_of(out)
     check_self_contained(text, tree)
     final = f"{100 * result['accuracy']['personal']['final']:.2f}"
-    assert final in texts(next(iter(tree.iter("table"))), "td")
-    assert len(figures(tree)) == 10
+    assert final in texts(table_named(tree, "Results over seeds"), "td")
+    assert len(figures(tree)) == 9

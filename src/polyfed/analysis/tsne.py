@@ -10,7 +10,8 @@ from polyfed.errors import InputError
 
 MIN_VECTORS = 4
 SEED = 0
-EXACT = 200  # up to this number of vectors the gradient is computed exactly
+EXACT = 100  # up to this number of vectors the gradient is computed exactly
+ITERATIONS = 500  # half of scikit-learn's default: figures hold a few hundred points, which settle earlier
 
 
 def perplexity_for(count: int) -> float:
@@ -28,5 +29,6 @@ def tsne_embedding(vectors: np.ndarray[Any, Any], *, seed: int = SEED) -> np.nda
     from sklearn.manifold import TSNE
 
     method = "exact" if len(vectors) <= EXACT else "barnes_hut"
-    tsne = TSNE(2, perplexity=perplexity_for(len(vectors)), init="pca", random_state=seed, method=method)
+    perplexity = perplexity_for(len(vectors))
+    tsne = TSNE(2, perplexity=perplexity, init="pca", random_state=seed, method=method, max_iter=ITERATIONS)
     return np.asarray(tsne.fit_transform(vectors.astype(np.float64)))

@@ -16,8 +16,8 @@ def figure(
         str,
         typer.Argument(
             metavar="KIND",
-            help="Kind of figure: curves, loss, loss-increase, cost, phases, sensitivity, clients, architectures, "
-            "partition, layers, inco, cka, tsne, features or synthetic.",
+            help="Kind of figure: methods, gain, client-gain, curves, loss, loss-increase, cost, phases, sensitivity, "
+            "clients, architectures, partition, confusion, layers, inco, cka, tsne, features or synthetic.",
         ),
     ],
     folders: RUN_FOLDERS,

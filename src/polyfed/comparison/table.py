@@ -61,9 +61,10 @@ class Comparison:
     @property
     def caption(self) -> str:
         """A description of the columns."""
+        with_best = any(measure.best for measure in self.measures)
         parts = [
             "Accuracy in %: personal on each client's own held-out data, global on the common test set",
-            "final = last round, best = best round, chosen on test data",
+            "final = last round" + (", best = best round, chosen on test data" if with_best else ""),
             "mean ± sample standard deviation over n runs",
         ]
         for metric in dict.fromkeys(one.metric for one in self.measures if one.kind and one.metric != ACCURACY):

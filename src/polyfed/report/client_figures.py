@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING
 
 from polyfed.errors import InputError
 from polyfed.report.curve_figures import MEASURES
-from polyfed.report.figure_spec import (
-    HATCHES,
-    Cell,
-    FigureSpec,
-    Group,
-    Options,
+from polyfed.report.drawing import (
+    clipped,
+    height_with_legend,
     integer_ticks,
+    label_positions,
     legend,
+    per_cent_axis,
     style_axes,
-    style_for,
+    value_label,
 )
-from polyfed.report.run_groups import group_runs, mean_and_std
+from polyfed.report.figure_spec import WIDTH, Cell, FigureSpec, Options
+from polyfed.report.run_groups import Group, describe_counts, group_runs, mean_and_std
 from polyfed.report.run_record import RunRecord
+from polyfed.report.styles import NEUTRAL, style_for
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,31 +65,33 @@ def _one_run(record: RunRecord, options: Options) -> FigureSpec:
                     heights,
                     width=0.8,
                     color=style.color,
-                    alpha=0.85,
-                    hatch=HATCHES[index % len(HATCHES)],
+                    hatch=style.hatch,
                     edgecolor="white",
-                    linewidth=0.3,
+                    linewidth=0,
                     label=model,
                 )
             else:
                 axes.plot(places, heights, style.marker, color=style.color, ms=2.5, label=model)
-        axes.axhline(statistics.fmean(values), color="#808080", lw=0.9, ls="--")
-        if len(accuracies) <= 30:
-            axes.set_xticks(range(len(accuracies)), [str(client) for client, _ in accuracies], fontsize=6.5)
+        axes.axhline(statistics.fmean(values), color=NEUTRAL, lw=0.9, ls="--")
+        axes.set_xlim(-0.7, len(accuracies) - 0.3)
+        if len(accuracies) <= MAX_BARS:
+            label_positions(axes, [_client_name(record, client) for client, _ in accuracies], axis="x", room=3.1)
         else:
             axes.set_xticks([])
-        axes.grid(False, axis="x")
         axes.set_xlabel("client, sorted by accuracy")
-        axes.set_ylabel(f"{MEASURES[options.measure]}, %")
+        value_label(axes, f"{MEASURES[options.measure]}, %")
+        per_cent_axis(axes)
         legend(figure)
 
     rows: list[tuple[Cell, ...]] = [(client, record.model_of(client), value) for client, value in accuracies]
-    caption = (
-        f"{len(accuracies)} clients of {record.name}, sorted: from {values[0]:.1f} % (client {accuracies[0][0]}) to "
-        f"{values[-1]:.1f} % (client {accuracies[-1][0]}), mean {statistics.fmean(values):.1f} % (dashed line)."
-    )
+    caption = "Each client in the last evaluated round, by architecture. Dashed line: mean."
     columns = ("client", "model", "accuracy %")
-    return FigureSpec(f"{options.measure.capitalize()} accuracy of each client", caption, columns, rows, draw)
+    title = f"{options.measure.capitalize()} accuracy of each client"
+    return FigureSpec(title, caption, columns, rows, draw, (WIDTH, height_with_legend(2.6, models)))
+
+
+def _client_name(record: RunRecord, client: int) -> str:
+    return record.clients[client].name if client < len(record.clients) else str(client)
 
 
 def _many_runs(records: Sequence[RunRecord], options: Options) -> FigureSpec:
@@ -113,17 +116,17 @@ def _many_runs(records: Sequence[RunRecord], options: Options) -> FigureSpec:
             )
         integer_ticks(axes)
         axes.set_xlabel("clients, sorted by accuracy")
-        axes.set_ylabel(f"{MEASURES[options.measure]}, %")
+        value_label(axes, f"{MEASURES[options.measure]}, %")
+        per_cent_axis(axes)
         legend(figure)
 
     rows: list[tuple[Cell, ...]] = [
         (group.label, rank, value) for group, values in lines for rank, value in enumerate(values, 1)
     ]
-    caption = "Accuracy of the clients, sorted, mean over seeds. Lowest, median and highest client: " + "; ".join(
-        f"{g.label} {v[0]:.1f}, {statistics.median(v):.1f} and {v[-1]:.1f} %" for g, v in lines[:12] if v
-    )
+    caption = f"{describe_counts([group for group, _ in lines])}, from the client with the lowest accuracy upwards."
     title = f"{options.measure.capitalize()} accuracy of the clients, sorted"
-    return FigureSpec(title, caption + ".", ("runs", "rank", "accuracy %"), rows, draw)
+    size = (WIDTH, height_with_legend(2.6, [group.label for group, _ in lines]))
+    return FigureSpec(title, caption, ("runs", "rank", "accuracy %"), rows, draw, size)
 
 
 def models_by_size(records: Sequence[RunRecord]) -> list[str]:
@@ -153,34 +156,33 @@ def by_architecture(records: Sequence[RunRecord], options: Options) -> FigureSpe
 
     def draw(figure: Figure) -> None:
         axes = style_axes(figure.add_subplot())
-        axes.grid(False, axis="x")
         step = 0.7 / max(1, len(groups))
         for index, group in enumerate(groups):
             points = [row for row in rows if row[0] == group.label]
-            axes.errorbar(
-                [models.index(str(row[1])) + (index - (len(groups) - 1) / 2) * step for row in points],
-                [float(row[2] or 0) for row in points],
-                yerr=[float(row[3] or 0) for row in points],
-                color=group.style.color,
-                marker=group.style.marker,
-                linestyle="none",
-                capsize=2,
-                elinewidth=0.9,
-                label=group.label,
-            )
-        axes.set_xticks(range(len(models)), models, rotation=20 if len(models) > 3 else 0)
+            for row in points:
+                mean, std = float(row[2] or 0), float(row[3] or 0)
+                axes.errorbar(
+                    [models.index(str(row[1])) + (index - (len(groups) - 1) / 2) * step],
+                    [mean],
+                    yerr=clipped(mean, mean - std, mean + std),
+                    color=group.style.color,
+                    marker=group.style.marker,
+                    linestyle="none",
+                    capsize=2,
+                    elinewidth=0.9,
+                    label=group.label if row is points[0] else None,
+                )
+        label_positions(axes, models, axis="x", room=3.1)
         axes.set_xlim(-0.6, len(models) - 0.4)
-        axes.set_ylabel(f"{MEASURES[options.measure]}, %")
+        value_label(axes, f"{MEASURES[options.measure]}, %")
+        per_cent_axis(axes)
         legend(figure)
 
-    caption = (
-        "Mean and standard deviation over clients (and seeds) by architecture, from the smallest to the largest: "
-        + "; ".join(f"{row[0]} {row[1]} {row[2]:.1f} %" for row in rows[:16])
-    )
+    caption = "Means over clients and seeds, from small to large models. Whiskers: one sample standard deviation."
     columns = ("runs", "model", "accuracy %", "std over clients", "clients")
-    return FigureSpec(
-        f"{options.measure.capitalize()} accuracy by architecture", caption + ".", columns, rows, draw, (3.6, 3.2)
-    )
+    title = f"{options.measure.capitalize()} accuracy by architecture"
+    size = (WIDTH, height_with_legend(2.6, [group.label for group in groups]))
+    return FigureSpec(title, caption, columns, rows, draw, size)
 
 
 def partition(records: Sequence[RunRecord], options: Options) -> FigureSpec:
@@ -198,8 +200,10 @@ def partition(records: Sequence[RunRecord], options: Options) -> FigureSpec:
     classes_held = [len(client.train_counts) for client in record.clients]
     most = max((count for client in shown for count in client.train_counts.values()), default=1)
 
+    size = (WIDTH, min(6.0, max(3.0, 1.5 + 0.17 * classes)))
+
     def draw(figure: Figure) -> None:
-        axes = style_axes(figure.add_subplot())
+        axes = style_axes(figure.add_subplot(), grid="both")
         full = min(170.0, 0.75 * (72 * 2.9 / max(len(shown), classes, 4)) ** 2)  # the largest neighbours just touch
         points = [(x, label, count) for x, client in enumerate(shown) for label, count in client.train_counts.items()]
         axes.scatter(
@@ -213,23 +217,20 @@ def partition(records: Sequence[RunRecord], options: Options) -> FigureSpec:
         )
         _bubble_sizes(axes, most, full)
         axes.set_xlabel("client")
-        axes.set_ylabel("class")
+        value_label(axes, "class")
         axes.set_xlim(-0.8, len(shown) - 0.2)
         axes.set_ylim(-0.8, classes - 0.2)
-        if classes <= 20:
-            axes.set_yticks(range(classes), record.class_names, fontsize=7)
-        integer_ticks(axes)
+        label_positions(axes, record.class_names, axis="y", room=size[1] - 1.2)
+        label_positions(axes, [client.name for client in shown], axis="x", room=2.8)
         legend(figure, title="training samples")
 
     caption = (
-        f"Training samples by client and class; the area of a bubble is their number, at most {most}. "
-        f"{len(record.clients)} clients hold {min(totals)} to {max(totals)} samples of {min(classes_held)} to "
-        f"{max(classes_held)} of {classes} classes."
+        f"The area of a bubble is the number of training samples. {len(record.clients)} clients hold {min(totals)} "
+        f"to {max(totals)} samples of {min(classes_held)} to {max(classes_held)} of {classes} classes."
     )
     if len(record.clients) > MAX_CLIENTS:
         caption += f" Only the first {MAX_CLIENTS} are drawn."
     columns = ("client", "model", "class", "training samples")
-    size = (3.6, min(6.0, max(3.0, 1.6 + 0.17 * classes)))
     return FigureSpec("Label distribution of clients", caption, columns, rows, draw, size)
 
 

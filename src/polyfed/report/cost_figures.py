@@ -1,4 +1,4 @@
-"""Figures of cost: accuracy against bytes or seconds, time by phase, and accuracy against a setting."""
+"""Figures of cost: accuracy against bytes or seconds, and time by phase."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from polyfed.comparison.table import sort_key
 from polyfed.errors import InputError
 from polyfed.report.curve_figures import MEASURES
-from polyfed.report.figure_spec import (
-    COLORS,
-    HATCHES,
-    Cell,
-    FigureSpec,
-    Group,
-    Options,
+from polyfed.report.drawing import (
+    FRONT,
+    clipped,
+    height_with_legend,
     legend,
+    logarithmic_axis,
+    per_cent_axis,
+    shorten,
     style_axes,
-    style_for,
+    value_label,
 )
-from polyfed.report.run_groups import group_runs, mean_and_std, mean_by_round
+from polyfed.report.figure_spec import WIDTH, Cell, FigureSpec, Options
+from polyfed.report.run_groups import Group, describe_counts, group_runs, mean_and_std, mean_by_round
 from polyfed.report.run_record import PHASES, RunRecord
+from polyfed.report.styles import NEUTRAL, style_for
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,18 +79,16 @@ def accuracy_against_cost(records: Sequence[RunRecord], options: Options) -> Fig
     front = sorted(pareto([(cost, value) for cost, value, _ in ends]), key=lambda index: ends[index][0])
 
     def draw(figure: Figure) -> None:
-        axes = style_axes(figure.add_subplot())
+        axes = style_axes(figure.add_subplot(), grid="both")
         steps = [(ends[index][0], ends[index][1]) for index in front]
-        if len(paths) > 1:
-            axes.plot(*zip(*steps, strict=True), drawstyle="steps-post", color="#808080", lw=1, ls=":", label="front")
         for index, ((group, path), (cost, value, std)) in enumerate(zip(paths, ends, strict=True)):
             style = group.style
             if len(paths) <= MAX_PATHS:
-                axes.plot(*zip(*path, strict=True), color=style.color, linestyle=style.dashes, lw=0.9, alpha=0.6)
+                axes.plot(*zip(*path, strict=True), color=style.color, linestyle=style.dashes, lw=0.9, alpha=0.5)
             axes.errorbar(
                 [cost],
                 [value],
-                yerr=None if std is None else [std],
+                yerr=None if std is None else clipped(value, value - std, value + std),
                 color=style.color,
                 marker=style.marker,
                 markersize=7 if index in front else 5,
@@ -99,36 +98,38 @@ def accuracy_against_cost(records: Sequence[RunRecord], options: Options) -> Fig
                 elinewidth=0.9,
                 label=group.label,
             )
+        if len(paths) > 1:
+            axes.plot(*zip(*steps, strict=True), drawstyle="steps-post", color=NEUTRAL, lw=1, ls=":", label=FRONT)
         _scale(axes, [cost for cost, _, _ in ends], [cost for _, path in paths for cost, _ in path])
         axes.set_xlabel(unit)
-        axes.set_ylabel(f"{MEASURES[options.measure]}, %")
+        value_label(axes, f"{MEASURES[options.measure]}, %")
+        per_cent_axis(axes)
         legend(figure)
 
     rows: list[tuple[Cell, ...]] = [
         (group.label, cost, value, std, "yes" if index in front else "no")
         for index, ((group, _), (cost, value, std)) in enumerate(zip(paths, ends, strict=True))
     ]
-    listed = "; ".join(
-        f"{g.label} {v:.2f} % for {c:.4g}" for (g, _), (c, v, _) in list(zip(paths, ends, strict=True))[:12]
-    )
-    caption = f"Final {MEASURES[options.measure]} against {unit}: {listed}."
+    caption = describe_counts([group for group, _ in paths])
+    caption += ": large marks are the end of training"
+    caption += ", thin lines the way there" if len(paths) <= MAX_PATHS else ""
+    if any(std is not None for _, _, std in ends):
+        caption += ", whiskers one sample standard deviation"
+    caption += "."
     if len(paths) > 1:
-        caption += f" Pareto front (filled marks, dotted line): {', '.join(paths[i][0].label for i in front)}."
+        caption += " Filled marks are on the Pareto front: no other is both more accurate and cheaper."
     columns = ("runs", unit, "accuracy %", "std", "on the front")
-    return FigureSpec(
-        f"{options.measure.capitalize()} accuracy against {options.against}", caption, columns, rows, draw
-    )
+    title = f"{options.measure.capitalize()} accuracy against {options.against}"
+    size = (WIDTH, height_with_legend(2.6, [*(group.label for group, _ in paths), FRONT]))
+    return FigureSpec(title, caption, columns, rows, draw, size)
 
 
 def _scale(axes: Axes, ends: Sequence[float], all_costs: Sequence[float]) -> None:
     """Use a logarithmic axis for costs of very different size; with costs of zero, one that is linear around zero."""
     positive = [cost for cost in ends if cost > 0]
     if len(positive) > 1 and max(positive) / min(positive) > LOG_RATIO:
-        if min(all_costs) > 0:
-            axes.set_xscale("log")
-        else:
-            axes.set_xscale("symlog", linthresh=min(positive))
-            axes.set_xlim(left=-0.1 * min(positive))
+        start = min(cost for cost in all_costs if cost > 0)
+        logarithmic_axis(axes, start, max(positive), with_zero=min([*ends, *all_costs]) <= 0)
 
 
 def phases(records: Sequence[RunRecord], options: Options) -> FigureSpec:
@@ -146,83 +147,28 @@ def phases(records: Sequence[RunRecord], options: Options) -> FigureSpec:
     names = ("client steps", "evaluation", "server")
 
     def draw(figure: Figure) -> None:
-        axes = style_axes(figure.add_subplot())
-        axes.grid(False, axis="y")
+        axes = style_axes(figure.add_subplot(), grid="x")
         base = [0.0] * len(shown)
         places = range(len(shown))
         for index, name in enumerate(names):
             widths = [means[index] for _, means in shown]
+            style = style_for(index)
             axes.barh(
                 places,
                 widths,
                 left=base,
                 height=0.62,
-                color=COLORS[index],
-                alpha=0.85,
-                hatch=HATCHES[index],
+                color=style.color,
+                hatch=style.hatch,
                 edgecolor="white",
-                linewidth=0.4,
+                linewidth=0,
                 label=name,
             )
             base = [start + width for start, width in zip(base, widths, strict=True)]
-        axes.set_yticks(list(places), [group.label for group, _ in shown])
+        axes.set_yticks(list(places), [shorten(group.label) for group, _ in shown])
         axes.invert_yaxis()
         axes.set_xlabel("mean seconds per round")
         legend(figure)
 
-    slowest = max(shown, key=lambda one: sum(one[1]))
-    caption = (
-        "Mean seconds per round: waiting for client steps, evaluation, and work of the server. Evaluation may "
-        "overlap with the work of the server. "
-        + "; ".join(f"{g.label}: {a:.3g}, {b:.3g} and {c:.3g}" for g, (a, b, c) in shown[:12])
-        + (f". The longest rounds are those of {slowest[0].label}." if len(shown) > 1 else ".")
-    )
-    return FigureSpec("Time by phase", caption, ("runs", *names), rows, draw, (3.6, 1.2 + 0.28 * len(shown)))
-
-
-def sensitivity(records: Sequence[RunRecord], options: Options) -> FigureSpec:
-    """Plot final accuracy against the values of one setting, with a line per method."""
-    if len(options.by) != 1:
-        raise InputError("a figure 'sensitivity' shows one setting: name it with --by, e.g. --by train.lr")
-    key = options.by[0]
-    group_runs(records, options.by)  # raises InputError if there is no such setting
-    values = sorted({record.setting(key) for record in records}, key=sort_key)
-    methods = sorted({record.method for record in records})
-    rows: list[tuple[Cell, ...]] = []
-    for method, value in itertools.product(methods, values):
-        finals = [
-            100 * final
-            for record in records
-            if record.method == method and record.setting(key) == value
-            if (final := record.final_accuracy(options.measure)) is not None
-        ]
-        if finals:
-            rows.append((method, value, *mean_and_std(finals), len(finals)))
-    if not rows:
-        raise InputError(f"no run has a {options.measure} accuracy yet")
-
-    def draw(figure: Figure) -> None:
-        axes = style_axes(figure.add_subplot())
-        for index, method in enumerate(methods):
-            points = [row for row in rows if row[0] == method]
-            style = style_for(index)
-            axes.errorbar(
-                [values.index(str(row[1])) for row in points],
-                [float(row[2] or 0) for row in points],
-                yerr=[float(row[3] or 0) for row in points],
-                color=style.color,
-                linestyle=style.dashes,
-                marker=style.marker,
-                capsize=2,
-                elinewidth=0.9,
-                label=method,
-            )
-        axes.set_xticks(range(len(values)), values)
-        axes.set_xlabel(key)
-        axes.set_ylabel(f"{MEASURES[options.measure]}, %")
-        legend(figure)
-
-    caption = f"Final {MEASURES[options.measure]} for each value of {key}, mean and standard deviation over seeds: "
-    caption += "; ".join(f"{row[0]} at {row[1]}: {row[2]:.2f} %" for row in rows[:12]) + "."
-    columns = ("method", key, "accuracy %", "std", "n")
-    return FigureSpec(f"Accuracy by {key}", caption, columns, rows, draw)
+    caption = "Waiting for client steps, evaluation, and work of the server. Evaluation may overlap with the server."
+    return FigureSpec("Time by phase", caption, ("runs", *names), rows, draw, (WIDTH, 1.15 + 0.26 * len(shown)))

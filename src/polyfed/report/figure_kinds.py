@@ -6,7 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from polyfed.errors import InputError, nearest
-from polyfed.report import client_figures, cost_figures, curve_figures, rendering, tensor_figures, trace_figures
+from polyfed.report import (
+    client_figures,
+    confusion_figure,
+    cost_figures,
+    curve_figures,
+    method_figures,
+    rendering,
+    sensitivity_figure,
+    tensor_figures,
+    trace_figures,
+)
 from polyfed.report.curve_figures import MEASURES
 from polyfed.report.figure_spec import FigureKind, FigureSpec, Options
 from polyfed.report.run_record import RunRecord, read_all
@@ -14,6 +24,9 @@ from polyfed.report.run_record import RunRecord, read_all
 KINDS: Mapping[str, FigureKind] = {
     kind.name: kind
     for kind in (
+        FigureKind("methods", "final accuracy of methods as bars, with 95 % intervals", method_figures.methods),
+        FigureKind("gain", "gain over a baseline (--baseline), with 95 % intervals", method_figures.gain),
+        FigureKind("client-gain", "gain of each client over a baseline: heat map", method_figures.gain_by_client),
         FigureKind("curves", "accuracy by round, with a band over seeds", curve_figures.accuracy_curves),
         FigureKind("loss", "training loss by round", curve_figures.loss_curves),
         FigureKind("loss-increase", "training loss above its minimum so far", curve_figures.loss_increase_curves),
@@ -23,10 +36,13 @@ KINDS: Mapping[str, FigureKind] = {
             cost_figures.accuracy_against_cost,
         ),
         FigureKind("phases", "seconds per round by phase", cost_figures.phases),
-        FigureKind("sensitivity", "accuracy against the values of one setting (--by)", cost_figures.sensitivity),
+        FigureKind(
+            "sensitivity", "accuracy against the values of one setting (--by)", sensitivity_figure.sensitivity
+        ),
         FigureKind("clients", "accuracy of each client, sorted", client_figures.by_client),
         FigureKind("architectures", "accuracy by architecture, from small to large", client_figures.by_architecture),
         FigureKind("partition", "label distribution of the clients", client_figures.partition, one_run=True),
+        FigureKind("confusion", "true and predicted classes: heat map per method", confusion_figure.confusion),
         FigureKind("layers", "FedFree: layers sent and received, by client", trace_figures.layers, one_run=True),
         FigureKind("inco", "InCo: theta and beta by round", trace_figures.inco, one_run=True),
         FigureKind("cka", "similarity of the clients' features", tensor_figures.cka, one_run=True),
@@ -47,7 +63,7 @@ def make(kind: str, records: Sequence[RunRecord], options: Options) -> FigureSpe
         )
     try:
         return wanted.make(records, options)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         names = ", ".join(str(record.path) for record in records[:3])
         raise InputError(
             f"the figure '{kind}' cannot be drawn from {names}: {type(error).__name__}: {error}"

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from polyfed.errors import InputError, StateError
-from polyfed.report.figure_spec import COLORS, FigureSpec
+from polyfed.report.figure_spec import FigureSpec
+from polyfed.report.styles import NEUTRAL, page_colours
 from polyfed.runs.atomic_files import write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SUFFIXES = (".png", ".svg", ".pdf")
 SVG = "http://www.w3.org/2000/svg"
 XLINK = "http://www.w3.org/1999/xlink"
 # placeholders that a page replaces by its own colours, so that figures follow light and dark mode
 TEXT, GRID = "#010203", "#040506"
+_COLOUR = re.compile(r"#[0-9a-f]{6}\b")
 _STYLE: dict[str, Any] = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
@@ -31,31 +37,34 @@ _STYLE: dict[str, Any] = {
     "xtick.labelsize": 7.5,
     "ytick.labelsize": 7.5,
     "axes.linewidth": 0.7,
+    "axes.edgecolor": NEUTRAL,
     "grid.linewidth": 0.5,
     "lines.linewidth": 1.5,
     "lines.markersize": 4,
     "hatch.linewidth": 0.6,
-    "image.cmap": "cividis",  # monotonic lightness: readable in grey print
+    "axes.titlelocation": "left",
+    "axes.titlepad": 6,
+    "axes.labelpad": 5,
     "text.parse_math": False,  # names may contain a dollar sign
     "axes.unicode_minus": True,
     "pdf.fonttype": 42,  # embed TrueType fonts, as journals require
     "svg.hashsalt": "polyfed",  # equal figures give equal files
     "savefig.dpi": 300,
 }
-_IN_PAGE = {
+IN_PAGE = {
     "svg.fonttype": "none",  # text stays text: searchable and accessible to screen readers
     "text.color": TEXT,
     "axes.labelcolor": TEXT,
-    "axes.edgecolor": TEXT,
     "xtick.color": TEXT,
     "ytick.color": TEXT,
     "grid.color": GRID,
 }
-_IN_FILE = {"svg.fonttype": "path", "grid.color": "#d9d9d9"}  # a file looks the same on machines without the fonts
+IN_FILE = {"svg.fonttype": "path", "grid.color": "#d9d9d9"}  # a file looks the same on machines without the fonts
 
 
 @contextmanager
-def _styled(more: dict[str, Any]) -> Iterator[None]:
+def styled(more: dict[str, Any]) -> Iterator[None]:
+    """Set the style of figures, and that of pages (`IN_PAGE`) or files (`IN_FILE`)."""
     import matplotlib
 
     settings: Any = {**_STYLE, **more}
@@ -64,18 +73,24 @@ def _styled(more: dict[str, Any]) -> Iterator[None]:
         yield
 
 
-def save_figure(spec: FigureSpec, path: Path, *, width: float | None = None, height: float | None = None) -> None:
-    """Write a figure to a file. The suffix selects the format; .csv writes the data."""
+def draw(spec: FigureSpec, size: tuple[float, float]) -> Figure:
+    """Draw a figure of a size in inches, in the current style."""
     from matplotlib.figure import Figure
 
+    figure = Figure(figsize=size, layout="constrained")
+    spec.draw(figure)
+    return figure
+
+
+def save_figure(spec: FigureSpec, path: Path, *, width: float | None = None, height: float | None = None) -> None:
+    """Write a figure to a file. The suffix selects the format; .csv writes the data."""
     size = (width or spec.size[0], height or spec.size[1])
     try:
         if path.suffix.lower() == ".csv":
             write_atomically(path, to_csv(spec).encode(), durable=False)
             return
-        with _styled(_IN_FILE):
-            figure = Figure(figsize=size, layout="constrained")
-            spec.draw(figure)
+        with styled(IN_FILE):
+            figure = draw(spec, size)
             dates = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
             buffer = io.BytesIO()
             figure.savefig(
@@ -107,13 +122,14 @@ def to_csv(spec: FigureSpec) -> str:
 
 def inline_svg(spec: FigureSpec, prefix: str) -> str:
     """Return a figure as an SVG element of a page, in the colours of the page, with a title for screen readers."""
-    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
     buffer = io.StringIO()
     try:
-        with _styled(_IN_PAGE):
-            figure = Figure(figsize=spec.size, layout="constrained")
-            spec.draw(figure)
+        with styled(IN_PAGE):
+            figure = draw(spec, spec.size)
+            for patch in figure.findobj(Patch):
+                patch.set_hatch("")  # hatches are for grey print
             figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     except _UNDRAWABLE as error:
         raise _undrawable(spec, error) from None
@@ -135,9 +151,8 @@ def inline_svg(spec: FigureSpec, prefix: str) -> str:
     root.insert(0, title)
     text = ElementTree.tostring(root, encoding="unicode")
     text = text.replace(TEXT, "currentColor").replace(GRID, "var(--grid)")
-    for index, color in enumerate(COLORS):
-        text = text.replace(color, f"var(--c{index})")
-    return text
+    variables = {light: f"var({name})" for name, light, _ in reversed(page_colours())}
+    return _COLOUR.sub(lambda match: variables.get(match[0], match[0]), text)
 
 
 def _prefix_ids(root: ElementTree.Element, prefix: str) -> None:

@@ -4,44 +4,95 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from polyfed.comparison.settings import shared_settings, split_by_settings
 from polyfed.comparison.table import sort_key
 from polyfed.errors import InputError, nearest
-from polyfed.report.figure_spec import Group, style_for
-from polyfed.report.run_record import RunRecord
+from polyfed.report.run_record import RunRecord, clean
+from polyfed.report.styles import Style, style_of_method
 from polyfed.runs.config_text import UNSET
 
 Series = Sequence[float | None]
 
 
-def varying_settings(records: Sequence[RunRecord]) -> tuple[str, ...]:
-    """Return the settings in which runs of one method differ. Without them, a mean would mix experiments."""
-    varying: dict[str, None] = {}
-    by_method: dict[str, list[Mapping[str, str]]] = {}
-    for record in records:
-        by_method.setdefault(record.method, []).append(record.as_run().settings())
-    for settings in by_method.values():
-        for key in dict.fromkeys(key for one in settings for key in one):
-            if any(one.get(key, UNSET) != settings[0].get(key, UNSET) for one in settings):
-                varying[key] = None
-    return tuple(varying)
+@dataclass
+class Group:
+    """Runs that differ in their seed only, under one label."""
+
+    method: str
+    options: str  # of the method, if they differ between groups, such as 'guidance 1.0'
+    setting: str  # settings that differ between groups of one method, such as 'alpha 0.1'
+    style: Style
+    values: Mapping[str, str] = field(default_factory=dict)  # of the keys that define the group, without the method
+    records: list[RunRecord] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The method with its options."""
+        return ", ".join(part for part in (self.method, self.options) if part)
+
+    @property
+    def label(self) -> str:
+        """The method with its options and settings."""
+        return ", ".join(part for part in (self.name, self.setting) if part)
 
 
 def group_runs(records: Sequence[RunRecord], by: Sequence[str] = ()) -> list[Group]:
-    """Group runs by method and by the keys `by`; without keys, by the settings in which runs of a method differ."""
+    """Group runs by method, by the keys `by`, and by all other settings in which runs of one method differ.
+
+    The groups are sorted by setting, then by method, `local` first.
+    """
     known = {key for record in records for key in record.as_run().settings()}
     for key in by:
         if key not in known and all(record.setting(key) == UNSET for record in records):
             raise InputError(f"no run has a setting called '{key}'; {nearest(key, known)}")
-    keys = tuple(by) or varying_settings(records)
-    members: dict[tuple[str, ...], list[RunRecord]] = {}
-    for record in records:
-        members.setdefault((record.method, *(record.setting(key) for key in keys)), []).append(record)
-    groups = []
-    for index, (values, group) in enumerate(sorted(members.items(), key=lambda item: [sort_key(v) for v in item[0]])):
-        parts = [f"{key.rpartition('.')[2]} {value}" for key, value in zip(keys, values[1:], strict=True)]
-        groups.append(Group(", ".join([values[0], *parts]), style_for(index), group))
+    by_source = {record.as_run().source: record for record in records}
+    wanted = tuple(dict.fromkeys(["method", *by]))
+    keys, members, _ = split_by_settings([record.as_run() for record in records], wanted)
+    ordered = sorted(members.items(), key=lambda item: _order(keys, item[0]))
+    groups: list[Group] = []
+    variants: dict[str, int] = {}
+    for values, runs in ordered:
+        method = clean(values[0])
+        own = {key: clean(value) for key, value in zip(keys[1:], values[1:], strict=True)}
+        variant = variants.setdefault(method, -1) + 1
+        variants[method] = variant
+        groups.append(
+            Group(
+                method,
+                _describe(own, keys, of_method=True),
+                _describe(own, keys, of_method=False),
+                style_of_method(method, variant),
+                own,
+                [by_source[run.source] for run in runs],
+            )
+        )
     return groups
+
+
+def _order(keys: tuple[str, ...], values: tuple[str, ...]) -> tuple[object, ...]:
+    setting = [sort_key(value) for value in shared_settings(keys, values)]
+    return (setting, values[0] != "local", [sort_key(value) for value in values])
+
+
+def _describe(values: Mapping[str, str], keys: Sequence[str], *, of_method: bool) -> str:
+    """Describe the values of a group by the last part of their keys, or by the whole key if that is ambiguous."""
+    last_parts = [key.rpartition(".")[2] for key in keys]
+    parts = []
+    for key, value in values.items():
+        if key.startswith("method.") == of_method:
+            name = key.rpartition(".")[2]
+            parts.append(f"{name if last_parts.count(name) == 1 else key} {value}")
+    return ", ".join(parts)
+
+
+def by_setting(groups: Sequence[Group]) -> dict[str, list[Group]]:
+    """Return the groups by setting, in their order."""
+    settings: dict[str, list[Group]] = {}
+    for group in groups:
+        settings.setdefault(group.setting, []).append(group)
+    return settings
 
 
 def mean_by_round(group: Group, read: Callable[[RunRecord], Series]) -> list[tuple[int, float, float | None, int]]:
@@ -66,5 +117,5 @@ def describe_counts(groups: Sequence[Group]) -> str:
     """Describe how many runs the means of a figure are taken over."""
     counts = sorted({len(group.records) for group in groups})
     if counts[-1] == 1:
-        return "one run each" if len(groups) > 1 else "one run"
-    return f"means over {f'{counts[0]} to {counts[-1]}' if len(counts) > 1 else counts[0]} runs"
+        return "One run each" if len(groups) > 1 else "One run"
+    return f"Means over {f'{counts[0]} to {counts[-1]}' if len(counts) > 1 else counts[0]} runs"

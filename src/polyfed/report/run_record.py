@@ -66,9 +66,13 @@ class RunRecord:
     uploads: list[UploadSummary] = field(default_factory=list)
     failures: list[Mapping[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    confusion: dict[str, Sequence[Sequence[int]]] = field(
+        default_factory=dict
+    )  # in the last evaluated round, by kind
     method_events: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # events of the method, by kind
     clients: list[ClientData] = field(default_factory=list)
     class_names: list[str] = field(default_factory=list)
+    _run: Run | None = None
 
     @property
     def name(self) -> str:
@@ -111,7 +115,10 @@ class RunRecord:
 
     def as_run(self) -> Run:
         """Return the run as the comparison takes it."""
-        return Run(str(self.path), self.result or Result(method=self.method, seed=self.seed), self.config)
+        if self._run is None:
+            result = self.result or Result(method=self.method, seed=self.seed)
+            self._run = Run(str(self.path), result, self.config)
+        return self._run
 
     def setting(self, key: str) -> str:
         """Return a value of the config by its dotted key, as text."""
@@ -239,6 +246,7 @@ def _fill(record: RunRecord, rounds: Sequence[RoundRecord]) -> None:
     for kind in kinds:
         last = [one.accuracy[kind] for one in rounds if kind in one.accuracy][-1]
         record.accuracy_by_client[kind] = list(last.by_client)
+    record.confusion = next((dict(one.confusion) for one in reversed(rounds) if one.confusion), {})
     record.loss = [one.loss for one in rounds]
     record.upload_bytes = [one.upload_bytes for one in rounds]
     record.download_bytes = [one.download_bytes for one in rounds]
@@ -253,6 +261,7 @@ def _from_result(record: RunRecord, result: Result) -> None:
         if measured is not None:
             record.accuracy[kind] = list(measured.by_round)
             record.accuracy_by_client[kind] = list(measured.by_client)
+    record.confusion = dict(result.confusion)
     record.loss = list(result.loss_by_round)
     record.upload_bytes = list(result.upload_bytes_by_round)
     record.download_bytes = list(result.download_bytes_by_round)

@@ -39,6 +39,7 @@ class Table:
     rows: list[list[TableCell]]
     caption: str = ""
     label: str = ""
+    title: str = ""
 
 
 @dataclass

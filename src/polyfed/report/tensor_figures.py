@@ -8,19 +8,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyfed.errors import InputError
-from polyfed.report.figure_spec import Cell, FigureSpec, Options, integer_ticks, legend, style_for
+from polyfed.report.drawing import height_with_legend, label_positions, legend, shorten, value_label
+from polyfed.report.figure_spec import WIDTH, Cell, FigureSpec, Options
 from polyfed.report.run_record import RunRecord, clean
+from polyfed.report.styles import sequential, style_for
 
 if TYPE_CHECKING:
     import numpy as np
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     Array = np.ndarray[Any, Any]
 
 MAX_ROUNDS = 12  # of guiding vectors in one t-SNE
-MAX_POINTS = 800  # features in one t-SNE
+MAX_POINTS = 400  # features in one t-SNE
 MAX_IMAGES = 8  # of a class
-MAX_CLASSES = 20
+MAX_CLASSES = 20  # in a gallery or a legend
+GAP = 1  # pixels between images
 
 
 def _load(path: Path) -> dict[str, Array]:
@@ -69,26 +73,32 @@ def cka(records: Sequence[RunRecord], options: Options) -> FigureSpec:
     columns = min(2, len(panels))
     lines = math.ceil(len(panels) / columns)
 
+    side = 1.45 if columns == 2 else 2.6  # of a panel, in inches
+
     def draw(figure: Figure) -> None:
         grid = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True)
         image = None
         for axes, (name, matrix) in zip(grid.flat, panels.items(), strict=False):
-            image = axes.imshow(matrix, vmin=0, vmax=1, interpolation="nearest")
-            axes.set_title(f"{name} (mean {means[name]:.2f})")
-            integer_ticks(axes)
-            axes.yaxis.get_major_locator().set_params(integer=True)
+            image = axes.imshow(matrix, vmin=0, vmax=1, cmap=sequential(), interpolation="none")
+            value_label(axes, f"{shorten(name, 16 if columns == 2 else 30)}: {means[name]:.2f}")
+            axes.spines[:].set_visible(False)
+            axes.tick_params(length=0)
+            clients = [str(client) for client in range(len(matrix))]
+            label_positions(axes, clients, axis="x", room=side)
+            label_positions(axes, clients, axis="y", room=side)
         for axes in list(grid.flat)[len(panels) :]:
             axes.set_visible(False)
-        figure.supxlabel("client", fontsize=8)
-        figure.supylabel("client", fontsize=8)
+        figure.supxlabel("client", fontsize=7.5)
         if image is not None:
-            figure.colorbar(image, ax=grid, label="CKA", location="top", shrink=0.6, aspect=30, pad=0.02)
+            bar = figure.colorbar(image, ax=grid, label="CKA", location="right", shrink=0.6, aspect=25, pad=0.03)
+            bar.outline.set_visible(False)
 
-    caption = f"Linear CKA between the features of every two clients after round {number}; 1 means equal. "
-    caption += "Mean off the diagonal: "
-    caption += "; ".join(f"{name} {mean:.2f}" for name, mean in means.items())
-    size = (3.6, 0.7 + (1.85 if columns == 2 else 3.1) * lines)
-    return FigureSpec("CKA between clients", caption + ".", ("stage", "client", "other", "CKA"), rows, draw, size)
+    caption = (
+        f"Linear CKA between the features of every two clients after round {number}; 1 means equal up to rotation "
+        "and scale. Above each panel: stage, and mean off the diagonal."
+    )
+    size = (WIDTH, 0.45 + (side + 0.3) * lines)
+    return FigureSpec("CKA between clients", caption, ("stage", "client", "other", "CKA"), rows, draw, size)
 
 
 def _pairs(n: int) -> list[tuple[int, int]]:
@@ -134,13 +144,10 @@ def tsne(records: Sequence[RunRecord], options: Options) -> FigureSpec:
             xs, ys = _coordinates(rows, label)
             style = style_for(index)
             axes.plot(xs, ys, color=style.color, lw=0.7, alpha=0.5, marker=".", ms=2.5)
-            axes.plot(xs[-1:], ys[-1:], style.marker, color=style.color, ms=7)
-            axes.annotate(
-                _class_name(record, label), (xs[-1], ys[-1]), xytext=(6, 2), textcoords="offset points", fontsize=7
-            )
-        axes.set_xticks([])
-        axes.set_yticks([])
-        axes.margins(0.12)
+            axes.plot(xs[-1:], ys[-1:], style.marker, color=style.color, ms=7, label=_class_name(record, label))
+        _without_scale(axes)
+        if len(set(classes)) <= MAX_CLASSES:
+            legend(figure, title="class")
 
     span = (
         f"from round {rounds[0]} to round {rounds[-1]} (large marks)"
@@ -151,7 +158,8 @@ def tsne(records: Sequence[RunRecord], options: Options) -> FigureSpec:
         f"t-SNE (seed {SEED}, perplexity {perplexity_for(len(classes)):.3g}) of the guiding vectors of "
         f"{len(set(classes))} classes {span}. Distances between far points have no meaning."
     )
-    return FigureSpec("Guiding vectors", caption, ("round", "class", "x", "y"), rows, draw, (3.6, 3.6))
+    size = (WIDTH, _height(record, classes))
+    return FigureSpec("Guiding vectors", caption, ("round", "class", "x", "y"), rows, draw, size)
 
 
 def features(records: Sequence[RunRecord], options: Options) -> FigureSpec:
@@ -181,9 +189,9 @@ def features(records: Sequence[RunRecord], options: Options) -> FigureSpec:
             xs, ys = _coordinates(rows, label)
             style, name = style_for(index), _class_name(record, label)
             axes.plot(xs, ys, style.marker, color=style.color, ms=3, alpha=0.8, mew=0, label=name)
-        axes.set_xticks([])
-        axes.set_yticks([])
-        legend(figure, title="class")
+        _without_scale(axes)
+        if len({row[1] for row in rows}) <= MAX_CLASSES:
+            legend(figure, title="class")
 
     clients = len({row[0] for row in rows})
     caption = (
@@ -191,7 +199,21 @@ def features(records: Sequence[RunRecord], options: Options) -> FigureSpec:
         f"samples of {clients} clients after round {number}, by class. Clients with different models may place a "
         "class differently."
     )
-    return FigureSpec("Features of test samples", caption, ("client", "class", "x", "y"), rows, draw, (3.6, 3.8))
+    size = (WIDTH, _height(record, [int(row[1] or 0) for row in rows]))
+    return FigureSpec("Features of test samples", caption, ("client", "class", "x", "y"), rows, draw, size)
+
+
+def _without_scale(axes: Axes) -> None:
+    """Hide ticks and spines: the axes of a t-SNE have no unit."""
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.spines[:].set_visible(False)
+    axes.margins(0.05)
+
+
+def _height(record: RunRecord, classes: Sequence[int]) -> float:
+    names = [_class_name(record, label) for label in sorted(set(classes))]
+    return height_with_legend(3.4, names if len(names) <= MAX_CLASSES else ())
 
 
 def _coordinates(rows: Sequence[tuple[Cell, ...]], label: int) -> tuple[list[float], list[float]]:
@@ -214,25 +236,39 @@ def synthetic(records: Sequence[RunRecord], options: Options) -> FigureSpec:
         for label in sorted(set(labels))[:MAX_CLASSES]
     ]
     width = max(len(members) for _, members in shown)
+    cell = min(0.42, 2.9 / width)  # inches
 
     def draw(figure: Figure) -> None:
-        grid = figure.subplots(len(shown), width, squeeze=False, gridspec_kw={"wspace": 0.04, "hspace": 0.04})
-        for line, (label, members) in zip(grid, shown, strict=True):
-            for axes in line:
-                axes.axis("off")
-            for axes, index in zip(line, members, strict=False):
-                axes.imshow(images[index], cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-            name = _class_name(record, label)
-            line[0].text(-0.15, 0.5, name, transform=line[0].transAxes, ha="right", va="center", fontsize=7.5)
+        axes = figure.add_subplot()
+        axes.imshow(_mosaic([[images[index] for index in members] for _, members in shown]), interpolation="none")
+        axes.spines[:].set_visible(False)
+        axes.tick_params(length=0)
+        axes.set_xticks([])
+        high = images[0].shape[0] + GAP
+        names = [shorten(_class_name(record, label), 14) for label, _ in shown]
+        axes.set_yticks([(line + 0.5) * high - GAP for line in range(len(shown))], names)
 
     rows: list[tuple[Cell, ...]] = [(label, labels.count(label)) for label in sorted(set(labels))]
-    caption = (
-        f"Synthetic images after round {number}: at most {width} of each of {len(shown)} classes, a row per class; "
-        f"{len(labels)} were recorded."
-    )
-    cell = min(0.5, 3.0 / width)
-    size = (min(3.6, 0.6 + cell * width), 0.2 + cell * len(shown))
+    caption = f"Synthetic images after round {number}, a row per class."
+    if sum(len(members) for _, members in shown) < len(labels):
+        caption += f" {len(labels)} images were recorded; at most {width} of a class are shown."
+    size = (WIDTH, 0.2 + cell * len(shown))
     return FigureSpec("Synthetic images", caption, ("class", "images"), rows, draw, size)
+
+
+def _mosaic(lines: Sequence[Sequence[Array]]) -> Array:
+    """Arrange images in lines, with transparent gaps. One picture is drawn much faster than one axis per image."""
+    import numpy as np
+
+    high, wide = lines[0][0].shape[:2]
+    columns = max(map(len, lines))
+    mosaic = np.zeros((len(lines) * (high + GAP) - GAP, columns * (wide + GAP) - GAP, 4), np.float32)
+    for row, line in enumerate(lines):
+        for column, image in enumerate(line):
+            place = mosaic[row * (high + GAP) :, column * (wide + GAP) :][:high, :wide]
+            place[..., :3] = image if image.ndim == 3 else image[..., None]
+            place[..., 3] = 1
+    return mosaic
 
 
 def _images(tensors: Mapping[str, Array], record: RunRecord) -> tuple[list[Array], list[int]]:

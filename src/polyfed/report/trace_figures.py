@@ -7,12 +7,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from polyfed.errors import InputError
-from polyfed.report.figure_spec import Cell, FigureSpec, Options, integer_ticks, legend, style_axes, style_for
+from polyfed.report.drawing import (
+    height_with_legend,
+    integer_ticks,
+    label_positions,
+    legend,
+    style_axes,
+    value_label,
+)
+from polyfed.report.figure_spec import WIDTH, Cell, FigureSpec, Options
 from polyfed.report.run_record import RunRecord, clean
+from polyfed.report.styles import NEUTRAL, sequential, style_for
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+MAX_LABELS = 12  # layers in a legend
 
 LayerValues = dict[tuple[str, str], list[float]]  # by client and layer
 
@@ -39,29 +49,30 @@ def layers(records: Sequence[RunRecord], options: Options) -> FigureSpec:
         most_frequent = max(counts, key=lambda name: counts[name]) if counts else None
         rows.append((*layer, len(changes), _mean(changes), len(gains), _mean(gains), most_frequent))
 
-    def draw(figure: Figure) -> None:
-        above, below = figure.subplots(2, 1, sharex=True)
-        for axes, values, title in ((above, sent, "sent"), (below, received, "received")):
-            fractions = [[len(values.get((client, name), ())) / rounds for name in names] for client in clients]
-            image = axes.pcolormesh(fractions, vmin=0, vmax=max(0.01, max(map(max, fractions))), rasterized=False)
-            axes.set_ylabel(f"client ({title})")
-            _ticks(axes, clients, vertical=True)
-            axes.invert_yaxis()
-            figure.colorbar(image, ax=axes, label="fraction of rounds", fraction=0.06, pad=0.02)
-        _ticks(below, names, vertical=False)
+    names_below = max(map(len, names))
+    panel = min(3.6, max(0.75, 0.15 * len(clients)))  # inches
+    width = min(9.0, max(WIDTH, 1.2 + 0.13 * len(names)))
 
-    top = max(sent, key=lambda layer: len(sent[layer])) if sent else None
+    def draw(figure: Figure) -> None:
+        panels = figure.subplots(2, 1, sharex=True)
+        both = [[[len(v.get((c, n), ())) / rounds for n in names] for c in clients] for v in (sent, received)]
+        most = max(0.01, max(value for fractions in both for line in fractions for value in line))
+        image = None
+        for axes, fractions, title in zip(panels, both, ("sent by client", "received by client"), strict=True):
+            image = axes.imshow(fractions, vmin=0, vmax=most, cmap=sequential(), aspect="auto", interpolation="none")
+            axes.spines[:].set_visible(False)
+            axes.tick_params(length=0)
+            value_label(axes, title)
+            label_positions(axes, clients, axis="y", room=panel)
+        label_positions(panels[1], names, axis="x", room=width - 1.3)
+        if image is not None:
+            bar = figure.colorbar(image, ax=list(panels), label="fraction of rounds", fraction=0.05, pad=0.02)
+            bar.outline.set_visible(False)
+
     caption = f"Fraction of {len(record.rounds)} rounds in which {len(clients)} clients sent and received each layer."
-    if top is not None:
-        caption += f" Sent most often: {top[1]} by client {top[0]}, in {len(sent[top])} rounds."
-    total = sum(len(values) for values in received.values())
-    gain = _mean([gain for gains in received.values() for gain in gains]) or 0.0
-    caption += f" Received in total: {total} layers, with a mean gain of {gain:.3g}."
     columns = ("client", "layer", "times sent", "mean change", "times received", "mean gain", "most frequent source")
-    height = min(9.0, 1.6 + 2 * max(0.9, 0.13 * len(clients)))
-    return FigureSpec(
-        "Layers sent and received", caption, columns, rows, draw, (max(3.6, 1.6 + 0.13 * len(names)), height)
-    )
+    height = 2 * panel + 0.9 + 0.06 * min(22, names_below)
+    return FigureSpec("Layers sent and received", caption, columns, rows, draw, (width, height))
 
 
 def _layer_values(events: Iterable[Mapping[str, Any]], value: str) -> LayerValues:
@@ -80,19 +91,6 @@ def _natural(name: str) -> tuple[tuple[int, str], ...]:
     """Return a key that sorts numbers inside names by value: layer 10 comes after layer 9."""
     parts = name.replace("_", ".").split(".")
     return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in parts)
-
-
-def _ticks(axes: Axes, names: Sequence[str], *, vertical: bool) -> None:
-    every = max(1, len(names) // 24)
-    positions = [index + 0.5 for index in range(0, len(names), every)]
-    labels = names[::every]
-    if vertical:
-        axes.set_yticks(positions, labels, fontsize=6.5)
-    else:
-        short = [
-            name if len(name) <= 22 else f"…{name[-21:]}" for name in labels
-        ]  # names of layers differ at their ends
-        axes.set_xticks(positions, short, fontsize=6.5, rotation=90)
 
 
 def inco(records: Sequence[RunRecord], options: Options) -> FigureSpec:
@@ -123,10 +121,10 @@ def inco(records: Sequence[RunRecord], options: Options) -> FigureSpec:
                     markevery=max(1, len(points) // 6),
                     ms=3,
                     lw=1,
-                    label=name if column == 2 and len(names) <= 12 else None,
+                    label=name if column == 2 and len(names) <= MAX_LABELS else None,
                 )
-            axes.axhline(0, color="#808080", lw=0.6)
-            axes.set_ylabel(label)
+            axes.axhline(0, color=NEUTRAL, lw=0.6)
+            value_label(axes, label)
         panels[1].set_xlabel("round")
         integer_ticks(panels[1])
         legend(figure)
@@ -134,12 +132,6 @@ def inco(records: Sequence[RunRecord], options: Options) -> FigureSpec:
     recorded = [float(fraction) for event in events for fraction in event.get("positive", ())]
     # a layer has a beta for each of its slices: use the fraction of positive slices if it was recorded
     positive = statistics.fmean(recorded) if recorded else statistics.fmean(float(row[3] or 0) > 0 for row in rows)
-    thetas = [float(row[2] or 0) for row in rows]
-    caption = (
-        f"Theta and beta of {len(names)} layers over {len(events)} rounds. Theta is between {min(thetas):.3g} and "
-        f"{max(thetas):.3g}; beta is positive in {100 * positive:.0f} % of cases."
-    )
-    height = 4.0 + 0.13 * min(len(names), 12)
-    return FigureSpec(
-        "InCo's theta and beta", caption, ("round", "layer", "theta", "beta"), rows, draw, (3.6, height)
-    )
+    caption = f"{len(names)} layers over {len(events)} rounds; beta is positive in {100 * positive:.0f} % of cases."
+    size = (WIDTH, height_with_legend(3.6, names if len(names) <= MAX_LABELS else ()))
+    return FigureSpec("InCo's theta and beta", caption, ("round", "layer", "theta", "beta"), rows, draw, size)
