@@ -184,10 +184,8 @@ def test_methods_and_gain_have_intervals(make_run: MakeRun) -> None:
     assert float(gain["gain, points"]) == pytest.approx(15.0)  # of 10 and 20
     assert float(gain["interval high"]) == pytest.approx(15 + 63.531, abs=1e-3) and gain["interval over"] == "seeds"
     by_client = rows_of("client-gain", folders)  # the second client has the accuracy of the run, the first one half
-    assert [(row["client"], float(row["gain, points"])) for row in by_client] == [
-        ("0 · small", pytest.approx(7.5)),
-        ("1 · large", pytest.approx(15.0)),
-    ]
+    assert [row["client"] for row in by_client] == ["0 · small", "1 · large"]
+    assert [float(row["gain, points"]) for row in by_client] == pytest.approx([7.5, 15.0])
     (against,) = rows_of("gain", folders, baseline="fedproto", measure="global")
     assert against["runs"] == "local" and float(against["gain, points"]) == pytest.approx(-7.5)
 

@@ -16,8 +16,9 @@ def figure(
         str,
         typer.Argument(
             metavar="KIND",
-            help="Kind of figure: methods, gain, client-gain, curves, loss, loss-increase, cost, phases, sensitivity, "
-            "clients, architectures, partition, confusion, layers, inco, cka, tsne, features or synthetic.",
+            help="Kind of figure. To compare methods: methods, gain, client-gain, curves, loss, loss-increase, cost, "
+            "phases, sensitivity, clients, architectures, confusion. Of one run: partition, features, cka, "
+            "synthetic, inco, layers, tsne.",
         ),
     ],
     folders: RUN_FOLDERS,
@@ -28,6 +29,7 @@ def figure(
     measure: Annotated[str, typer.Option(help="Accuracy to show: personal or global.")] = "personal",
     against: Annotated[str, typer.Option(help="Cost axis: bytes or seconds.")] = "bytes",
     by: GROUP_BY = None,
+    baseline: Annotated[str, typer.Option(help="Method that gain and client-gain compare with.")] = "local",
     round: Annotated[
         int | None,
         typer.Option(help="Round to show in cka, tsne, features and synthetic.", show_default="the last saved round"),
@@ -44,7 +46,7 @@ def figure(
     from polyfed.runs.atomic_files import check_file_writable
 
     check_file_writable(out)
-    options = Options(measure, against, tuple(by or ()), round)
+    options = Options(measure, against, tuple(by or ()), round, baseline)
     spec, warnings = draw(kind, folders, out, options=options, width=width, height=height)
     for warning in warnings:
         print_message(warning)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from polyfed.comparison.gain import client_differences, difference, half_width
 from polyfed.comparison.measures import ACCURACIES, Measure
-from polyfed.comparison.runs import Run
+from polyfed.comparison.runs import HEAD, Run, by_head
 from polyfed.errors import InputError
 from polyfed.report.curve_figures import MEASURES
 from polyfed.report.drawing import (
@@ -22,7 +22,7 @@ from polyfed.report.drawing import (
 from polyfed.report.figure_spec import WIDTH, Cell, FigureSpec, Options
 from polyfed.report.run_groups import Group, by_setting, describe_counts, group_runs, mean_and_std
 from polyfed.report.run_record import RunRecord
-from polyfed.report.styles import NEUTRAL, diverging
+from polyfed.report.styles import NEUTRAL, diverging, style_of_method
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,13 +50,15 @@ def methods(records: Sequence[RunRecord], options: Options) -> FigureSpec:
     rows: list[tuple[Cell, ...]] = []
     for group in group_runs(records, options.by):
         finals = [100 * v for record in group.records if (v := record.final_accuracy(options.measure)) is not None]
-        if not finals:
-            continue
-        mean, std = mean_and_std(finals)
-        half = half_width(finals) if len(finals) > 1 else None
-        low, high = (None, None) if half is None else (mean - half, mean + half)
-        bars.append(Bar(group, mean, low, high, f"{mean:.1f}"))
-        rows.append((group.label, mean, std, low, high, len(finals)))
+        heads = _heads(group)
+        by_heads = [v for run in heads if (v := _measure(options).read(run.result)) is not None]
+        for one, values in ((group, finals), (_head_group(group), by_heads)):
+            if values:
+                mean, std = mean_and_std(values)
+                half = half_width(values) if len(values) > 1 else None
+                low, high = (None, None) if half is None else (mean - half, mean + half)
+                bars.append(Bar(one, mean, low, high, f"{mean:.1f}"))
+                rows.append((one.label, mean, std, low, high, len(values)))
     if not bars:
         raise InputError(f"no run has a {options.measure} accuracy yet")
 
@@ -69,8 +71,8 @@ def methods(records: Sequence[RunRecord], options: Options) -> FigureSpec:
                 place,
                 bar.value,
                 height=0.66,
-                color=bar.group.style.color,
-                hatch=bar.group.style.hatch,
+                color=bar.group.method_style.color,
+                hatch=bar.group.method_style.hatch,
                 alpha=0.85,
                 edgecolor="white",
                 linewidth=0,
@@ -94,17 +96,19 @@ def gain(records: Sequence[RunRecord], options: Options) -> FigureSpec:
     bars: list[Bar] = []
     rows: list[tuple[Cell, ...]] = []
     for group, baseline in _with_baseline(records, options):
-        gap = difference(_runs(group), [run for one in baseline for run in _runs(one)], measure)
-        if gap is not None:
-            bars.append(Bar(group, gap.mean, gap.low, gap.high, signed(gap.mean, 1)))
-            rows.append((group.label, gap.mean, gap.low, gap.high, gap.n, gap.over))
+        reference = [run for one in baseline for run in _runs(one)]
+        for one, runs in ((group, _runs(group)), (_head_group(group), _heads(group))):
+            gap = difference(runs, reference, measure)
+            if gap is not None:
+                bars.append(Bar(one, gap.mean, gap.low, gap.high, signed(gap.mean, 1)))
+                rows.append((one.label, gap.mean, gap.low, gap.high, gap.n, gap.over))
     if not bars:
         raise InputError(f"no run has a seed in common with a finished run of '{options.baseline}'")
 
     def draw(figure: Figure) -> None:
         axes = style_axes(figure.add_subplot(), grid="x")
         for place, bar in _place_bars(axes, bars):
-            style = bar.group.style
+            style = bar.group.method_style
             axes.errorbar(
                 [bar.value],
                 [place],
@@ -228,6 +232,18 @@ def _with_baseline(records: Sequence[RunRecord], options: Options) -> Iterator[t
 
 def _runs(group: Group) -> list[Run]:
     return [record.as_run() for record in group.records]
+
+
+def _heads(group: Group) -> list[Run]:
+    """Return the runs of a group with the accuracies of their heads, if the method predicts in another way."""
+    finished = [record.as_run() for record in group.records if record.state == "finished"]
+    return [head for run in finished if (head := by_head(run)) is not None]
+
+
+def _head_group(group: Group) -> Group:
+    """Return a group for the heads of the same models."""
+    lighter = style_of_method(group.records[0].method, 1)
+    return replace(group, method=f"{group.method} by {HEAD}", style=lighter, method_style=lighter)
 
 
 def _measure(options: Options) -> Measure:

@@ -10,6 +10,7 @@ from polyfed.comparison import Comparison, compare_runs
 from polyfed.comparison.conclusion import conclusion
 from polyfed.comparison.formats import cells_of, headings
 from polyfed.comparison.measures import ACCURACY, METRICS
+from polyfed.comparison.runs import by_head
 from polyfed.comparison.table import AUTO, DESCRIPTIONS, NO_BASELINE
 from polyfed.errors import InputError
 from polyfed.report.page_figures import FigureRenderer, RenderedFigure
@@ -49,7 +50,8 @@ def results_section(
         if baseline not in {AUTO, NO_BASELINE}:
             raise InputError(f"there is no finished run to compare with the baseline '{baseline}'")
         return section, None
-    compared = compare_runs(finished, by=list(by), baseline=baseline, metric=ACCURACY)
+    with_heads = [one for run in finished for one in (run, by_head(run)) if one is not None]
+    compared = compare_runs(with_heads, by=list(by), baseline=baseline, metric=ACCURACY)
     # the best round is chosen on test data, which a report should not advertise
     compared = replace(compared, measures=tuple(measure for measure in compared.measures if not measure.best))
     rows = [[cell(c.text, name=c.name, best=c.best) for c in cells_of(compared, row)] for row in compared.rows]

@@ -65,6 +65,7 @@ def figure(
     against: str = "bytes",
     by: Sequence[str] = (),
     round: int | None = None,
+    baseline: str = "local",
     width: float | None = None,
     height: float | None = None,
 ) -> Figure:
@@ -78,10 +79,11 @@ def figure(
         against: Cost axis, 'bytes' or 'seconds'.
         by: Config keys by which runs are grouped.
         round: Round to show in figures of one round. None: the last saved one.
+        baseline: Method that `gain` and `client-gain` compare with.
         width: Width in inches.
         height: Height in inches.
     """
-    folders, options = run_folders(runs), Options(measure, against, tuple(by), round)
+    folders, options = run_folders(runs), Options(measure, against, tuple(by), round, baseline)
     if out is not None:
         figure_kinds.figure(kind, folders, out, options=options, width=width, height=height)
     with tempfile.TemporaryDirectory() as folder:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from polyfed.comparison.settings import shared_settings, split_by_settings
+from polyfed.comparison.settings import ALGORITHM, NO_FILTER, shared_settings, split_by_settings
 from polyfed.comparison.table import sort_key
 from polyfed.errors import InputError, nearest
 from polyfed.report.run_record import RunRecord, clean
@@ -21,9 +22,10 @@ class Group:
     """Runs that differ in their seed only, under one label."""
 
     method: str
-    options: str  # of the method, if they differ between groups, such as 'guidance 1.0'
-    setting: str  # settings that differ between groups of one method, such as 'alpha 0.1'
-    style: Style
+    options: str  # of the algorithm, if they differ between groups, such as 'guidance 1.0'
+    setting: str  # other settings that differ between groups of one method, such as 'alpha 0.1'
+    style: Style  # different for all groups
+    method_style: Style  # the same in all settings
     values: Mapping[str, str] = field(default_factory=dict)  # of the keys that define the group, without the method
     records: list[RunRecord] = field(default_factory=list)
 
@@ -49,25 +51,19 @@ def group_runs(records: Sequence[RunRecord], by: Sequence[str] = ()) -> list[Gro
             raise InputError(f"no run has a setting called '{key}'; {nearest(key, known)}")
     by_source = {record.as_run().source: record for record in records}
     wanted = tuple(dict.fromkeys(["method", *by]))
-    keys, members, _ = split_by_settings([record.as_run() for record in records], wanted)
-    ordered = sorted(members.items(), key=lambda item: _order(keys, item[0]))
+    keys, by_values, _ = split_by_settings([record.as_run() for record in records], wanted)
+    ordered = sorted(by_values.items(), key=lambda item: _order(keys, item[0]))
     groups: list[Group] = []
-    variants: dict[str, int] = {}
+    variants: Counter[tuple[str, ...]] = Counter()
     for values, runs in ordered:
         method = clean(values[0])
         own = {key: clean(value) for key, value in zip(keys[1:], values[1:], strict=True)}
-        variant = variants.setdefault(method, -1) + 1
-        variants[method] = variant
-        groups.append(
-            Group(
-                method,
-                _describe(own, keys, of_method=True),
-                _describe(own, keys, of_method=False),
-                style_of_method(method, variant),
-                own,
-                [by_source[run.source] for run in runs],
-            )
-        )
+        options, setting = _describe(own, keys, of_method=True), _describe(own, keys, of_method=False)
+        base = runs[0].result.method  # without the server filter, which `method` names
+        style, method_style = style_of_method(base, variants[base,]), style_of_method(base, variants[base, setting])
+        variants.update([(base,), (base, setting)])
+        members = [by_source[run.source] for run in runs]
+        groups.append(Group(method, options, setting, style, method_style, own, members))
     return groups
 
 
@@ -81,7 +77,7 @@ def _describe(values: Mapping[str, str], keys: Sequence[str], *, of_method: bool
     last_parts = [key.rpartition(".")[2] for key in keys]
     parts = []
     for key, value in values.items():
-        if key.startswith("method.") == of_method:
+        if (key.partition(".")[0] in ALGORITHM) == of_method and value not in (UNSET, NO_FILTER):
             name = key.rpartition(".")[2]
             parts.append(f"{name if last_parts.count(name) == 1 else key} {value}")
     return ", ".join(parts)
