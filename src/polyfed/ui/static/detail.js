@@ -85,7 +85,7 @@ export class Detail {
   }
 
   showState(run) {
-    const text = `${run.method || "unknown method"} on ${run.data || "unknown data"}, seed ${run.seed ?? "–"}, round ${run.done} of ${run.rounds ?? "–"}`;
+    const text = run.state === "broken" ? "" : `${run.method || "unknown method"} on ${run.data || "unknown data"}, seed ${run.seed ?? "–"}, round ${run.done} of ${run.rounds ?? "–"}`;
     const shown = JSON.stringify([run.state, run.reason, text]);
     if (this.state.dataset.shown === shown) return;
     this.state.dataset.shown = shown;
