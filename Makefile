@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: run run-dffke show-demo test test-method test-room bench setup lint types browser docs clean
+.PHONY: run run-dffke show-demo test test-fast test-all test-random test-method test-room test-sites test-ray \
+  test-browser test-kills test-processes test-battery bench setup lint types browser docs clean
 
 setup: $(VENV)/.installed
 
@@ -59,13 +60,35 @@ browser:
 	  || ! command -v apt-get > /dev/null \
 	  || { apt-get update -qq && apt-get install -y -qq chromium > /dev/null; }
 
+# Some tests wait for sites, Ray and a browser: three processes keep two cores busy.
+PROCESSES ?= 3
+PYTEST = $(BIN)/python -m pytest -n $(PROCESSES) --dist loadgroup
+
 test: browser lint types
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(PYTEST)
+
+# At every change: the tests that stay in one process and take no seconds.
+test-fast: $(VENV)/.developer
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "$(FAST)"
+
+FAST = not sites and not ray and not browser and not kills and not processes and not battery and not slow
+
+# Everything, with the checks of engines on every method.
+test-all: browser lint types
+	$(PYTEST) --all-methods
+
+# Everything in random order. The first line of the output names the seed; repeat it with SEED=...
+test-random: browser $(VENV)/.developer
+	$(PYTEST) -p randomly --randomly-dont-reset-seed $(if $(SEED),--randomly-seed=$(SEED))
+
+# One slow tier: `make test-sites`, `test-ray`, `test-browser`, `test-kills`, `test-processes` or `test-battery`.
+test-sites test-ray test-browser test-kills test-processes test-battery: test-%: browser $(VENV)/.developer
+	$(PYTEST) -m $*
 
 # The tests of one method: `make test-method M=fedproto`.
 test-method: $(VENV)/.developer
 	@test -n "$(M)" || { echo "Name a method: make test-method M=fedproto"; exit 2; }
-	$(BIN)/python -m pytest -n 2 tests/methods tests/filters -k "$(subst -,_,$(M)) or $(M)"
+	$(BIN)/python -m pytest -n 2 --all-methods tests/methods tests/filters -k "$(subst -,_,$(M)) or $(M)"
 
 # The tests of one room: `make test-room R=report`.
 test-room: $(VENV)/.developer

@@ -1,4 +1,4 @@
-"""What all tests share: a cache of their own, one torch thread, and who runs beside whom."""
+"""What all tests share: a cache of their own, one torch thread, marks, and their order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
+import hypothesis
 import pytest
+from tests import tiers
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -36,30 +38,41 @@ def own_models() -> Iterator[None]:
     registry._registered.update(before)
 
 
-# With several processes: the tests of a file run in one of them, one after the other, and so share what they begin
-# with. (pytest-xdist's own mark for this, `xdist_group`, has no effect with pytest 9.2.)
-WHOLE_FOLDERS = ("tests/ui/", "tests/on_ray/")  # they share a browser, a Ray
-BY_METHOD = ("tests/methods/test_battery.py", "tests/engines/test_engines_agree.py")  # `[method-what is tested]`
-EACH_ALONE = ("tests/cli/test_cli_runs.py", "tests/models/")  # they share nothing, and fill the end
+hypothesis.settings.register_profile("polyfed", deadline=None)  # a busy machine is no failure
+hypothesis.settings.load_profile("polyfed")
 
 
-def place(test: str) -> str:
-    """What a test runs together with, from its id."""
-    file, _, name = test.partition("::")
-    for folder in WHOLE_FOLDERS:
-        if file.startswith(folder):
-            return folder
-    if file in BY_METHOD and "-" in name:
-        return f"{file}::{name.rpartition('-')[0]}"
-    return test if file.startswith(EACH_ALONE) else file
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--all-methods",
+        action="store_true",
+        help="Run the checks of engines on every method, not only on one of each kind of messages.",
+    )
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    for mark in tiers.marks(item.nodeid):
+        item.add_marker(mark)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--all-methods"):
+        left_out = [item for item in items if item.get_closest_marker("all_methods")]
+        items[:] = [item for item in items if not item.get_closest_marker("all_methods")]
+        config.hook.pytest_deselected(items=left_out)
+    if not config.pluginmanager.has_plugin("randomly"):
+        items.sort(key=lambda item: tiers.priority(item.nodeid))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
+    config.option.loadscopereorder = False  # the order of `tiers.priority`, not by the number of tests
+
     class Together(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            return place(nodeid)
+            return tiers.together(nodeid)
 
     return Together(config, log)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from polyfed import catalogue
+from polyfed import catalogue, plugins
 from polyfed.catalogue import Option
 
 PLUG = '''
@@ -73,9 +73,12 @@ def plug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (announced / "METADATA").write_text("Metadata-Version: 2.1\nName: plug\nVersion: 1.0\n")
     (announced / "entry_points.txt").write_text("[polyfed.methods]\nplug = plug\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    catalogue.methods.cache_clear()
+    caches = (catalogue.methods, plugins.entry_points)  # other tests of this process may have filled them
+    for cache in caches:
+        cache.cache_clear()
     yield
-    catalogue.methods.cache_clear()
+    for cache in caches:
+        cache.cache_clear()
 
 
 @pytest.mark.usefixtures("plug")

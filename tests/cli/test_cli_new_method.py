@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests import warm_processes
 
 from polyfed import testing
 from polyfed.cli.app import main
@@ -33,8 +32,8 @@ def test_the_method_runs_and_its_test_passes(capsys: pytest.CaptureFixture[str])
     for check in testing.checks():
         if check not in APART:
             testing.run_check(check, registered()["my-first"])
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "one_client or sends_matches"]
-    done = subprocess.run([*command, "mine/test_my_first.py"], capture_output=True, text=True, check=False)
+    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "one_client or sends_matches"]
+    done = warm_processes.run(*command, "mine/test_my_first.py")
     assert done.returncode == 0, done.stdout
     assert "2 passed" in done.stdout and f"{len(testing.checks()) - 2} deselected" in done.stdout
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import warm_processes
 
 from polyfed.cli.app import main
 
@@ -29,19 +30,31 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def polyfed(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def polyfed(site: Path, *arguments: str, forked: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run a command in a process that is forked from a warm one, or else in a new interpreter."""
     paths = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": paths}
+    if forked:
+        return warm_processes.run("-m", "polyfed", *arguments, cwd=site.parent, env=environment)
     command = [sys.executable, "-m", "polyfed", *arguments]
-    return subprocess.run(
-        command, cwd=site.parent, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True
-    )
+    return subprocess.run(command, cwd=site.parent, env=environment, capture_output=True, text=True)
 
 
 def test_the_package_runs_on_both_engines(site: Path) -> None:
     names = ["method=my-pack", "data.dataset=my-pack-data", "models.group=[my-pack-net]"]
     results: list[dict[str, Any]] = []
     for engine in ("serial", "pool"):
-        done = polyfed(site, "run", "quickstart", *names, f"engine.name={engine}", "--out", engine, *SETTINGS)
+        done = polyfed(
+            site,
+            "run",
+            "quickstart",
+            *names,
+            f"engine.name={engine}",
+            "--out",
+            engine,
+            *SETTINGS,
+            forked=engine == "serial",
+        )
         assert done.returncode == 0, done.stderr
         results.append(json.loads(done.stdout))
     assert results[0]["state_hash"] == results[1]["state_hash"]
@@ -59,13 +72,8 @@ def test_its_test_runs(site: Path) -> None:
     tests = site.parent / "my-pack" / "tests"
     paths = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
     chosen = ["-k", "one_client or by_their_names", "-p", "no:cacheprovider", "-q", "-n", "0"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", str(tests), *chosen],
-        cwd=site.parent,
-        env={**os.environ, "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-    )
+    environment = {**os.environ, "PYTHONPATH": paths}
+    done = warm_processes.run("-m", "pytest", str(tests), *chosen, cwd=site.parent, env=environment)
     assert done.returncode == 0 and "3 passed" in done.stdout, done.stdout
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import warm_processes
 
 from polyfed.cli.app import main
 from polyfed.cli.output import format_bytes
@@ -52,7 +53,7 @@ def test_json_quiet_and_a_run_that_is_there(capsys: pytest.CaptureFixture[str]) 
 
 def test_a_stopped_run_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     run = ["run", "quickstart", *SERIAL, "rounds=40", "--out", "r"]
-    with subprocess.Popen([*COMMAND, *run], stderr=subprocess.PIPE, text=True) as child:
+    with warm_processes.Process("-m", "polyfed", *run, stderr=subprocess.PIPE) as child:
         assert child.stderr is not None
         for line in child.stderr:
             if "round 1/40" in line:
@@ -181,7 +182,6 @@ def test_a_bug_is_one_sentence_with_its_traceback_in_the_folder(
 
 def test_a_sweep_leaves_out_what_cannot_run_and_skips_what_is_done() -> None:
     sweep = [
-        *COMMAND,
         "sweep",
         "quickstart",
         "method=local,fedavg,feddistill",
@@ -191,11 +191,11 @@ def test_a_sweep_leaves_out_what_cannot_run_and_skips_what_is_done() -> None:
         "--out",
         "s",
     ]
-    refused = subprocess.run(sweep, capture_output=True, text=True, check=False)
+    refused = warm_processes.run("-m", "polyfed", *sweep)
     assert refused.returncode == 2 and refused.stdout == "" and not Path("s").exists()
     assert refused.stderr.startswith("polyfed: 1 of 3 settings cannot run, so nothing was started; fedavg-s0: FedAvg")
     assert refused.stderr.endswith("to run the others, add --skip-invalid\n")
-    first = subprocess.run([*sweep, "--skip-invalid"], capture_output=True, text=True, check=True)
+    first = subprocess.run([*COMMAND, *sweep, "--skip-invalid"], capture_output=True, text=True, check=True)
     left_out = [line for line in first.stderr.splitlines() if "is left out: FedAvg needs one architecture" in line]
     assert len(left_out) == 1 and "Traceback" not in first.stderr
     assert "Run folders: s" in first.stdout
@@ -205,7 +205,7 @@ def test_a_sweep_leaves_out_what_cannot_run_and_skips_what_is_done() -> None:
     assert rows == [["feddistill", "2"], ["local", "2"]]
     stamps = {path: path.stat().st_mtime_ns for path in Path("s").rglob("*")}
     # the same runs again: nothing is left to do, so no process is started
-    good = [part if "fedavg" not in part else "method=local,feddistill" for part in sweep[len(COMMAND) :]]
+    good = [part if "fedavg" not in part else "method=local,feddistill" for part in sweep]
     assert main(good) == 0
     assert {path: path.stat().st_mtime_ns for path in Path("s").rglob("*")} == stamps
 
@@ -229,8 +229,8 @@ def test_a_sweep_goes_on_past_a_run_that_fails(capsys: pytest.CaptureFixture[str
 
 def test_a_killed_sweep_takes_its_processes_along() -> None:
     long = [setting if not setting.startswith("rounds") else "rounds=5000" for setting in SERIAL]
-    sweep = [*COMMAND, "sweep", "quickstart", *long, "--seeds", "0,1", "--out", "s", "--jobs", "2"]
-    child = subprocess.Popen(sweep, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    sweep = ["sweep", "quickstart", *long, "--seeds", "0,1", "--out", "s", "--jobs", "2"]
+    child = warm_processes.Process("-m", "polyfed", *sweep)
     while len(_events_with_a_round()) < 2 and child.poll() is None:
         time.sleep(0.05)
     workers = _children_of_threads(child.pid)
@@ -258,8 +258,8 @@ def _runs(pid: int) -> bool:
 
 def test_a_stopped_sweep_leaves_checkpoints_and_no_process() -> None:
     long = [setting if not setting.startswith("rounds") else "rounds=500" for setting in SERIAL]
-    sweep = [*COMMAND, "sweep", "quickstart", *long, "--seeds", "0,1,2", "--out", "s", "--jobs", "2"]
-    child = subprocess.Popen(sweep, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    sweep = ["sweep", "quickstart", *long, "--seeds", "0,1,2", "--out", "s", "--jobs", "2"]
+    child = warm_processes.Process("-m", "polyfed", *sweep, stderr=subprocess.PIPE, new_session=True)
     assert child.stderr is not None
     while len(_events_with_a_round()) < 2 and child.poll() is None:
         time.sleep(0.05)

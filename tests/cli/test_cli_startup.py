@@ -16,58 +16,70 @@ from polyfed.runs.atomic_files import check_file_writable, check_folder_creatabl
 SCRIPT = """
 import json, sys
 from polyfed.cli.app import main
-code = main(json.loads(sys.argv[1]))
-sys.stderr.write("\\n" + json.dumps([code, [name for name in json.loads(sys.argv[2]) if name in sys.modules]]))
+found = []
+for arguments in json.loads(sys.argv[1]):
+    code = main(arguments)
+    found.append([code, [name for name in json.loads(sys.argv[2]) if name in sys.modules]])
+sys.stderr.write("\\n" + json.dumps(found))
 """
 COMPILER = ["torch._dynamo", "torch._inductor", "sympy"]
 
 
-def imported(arguments: list[str], modules: list[str], folder: Path) -> tuple[int, list[str]]:
-    """Run a command in a process of its own. Return its exit code, and which of the modules it imported."""
-    command = [sys.executable, "-c", SCRIPT, json.dumps(arguments), json.dumps(modules)]
+def imported(commands: list[list[str]], modules: list[str], folder: Path) -> list[tuple[int, list[str]]]:
+    """Run commands in a new interpreter. Return their exit codes, and which modules were imported after each."""
+    command = [sys.executable, "-c", SCRIPT, json.dumps(commands), json.dumps(modules)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder)
-    code, found = json.loads(done.stderr.splitlines()[-1])
-    return code, found
+    return [(code, found) for code, found in json.loads(done.stderr.splitlines()[-1])]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        (["--help"], 0),
-        (["run", "--help"], 0),
-        (["list", "methods"], 0),
-        (["list", "models"], 0),
-        (["list", "groups"], 0),
-        (["list", "datasets"], 0),
-        (["run", "quickstart", "method=fedprotto"], 2),
-        (["check", "quickstart", "method=fedprotto"], 2),
-        (["sweep", "quickstart", "method=local,fedprotto"], 2),
-        (["check", "quickstart", "rond=3"], 2),
-        (["check", "quickstart", "method.guidnce=2"], 2),
-        (["check", "quickstart", "method.guidance=high"], 2),
-        (["check", "quickstart", "method.guidance=-1"], 2),
-        (["check", "quickstart", "server_filter=incoo"], 2),
-        (["check", "quickstart", "models.group=tiny5"], 2),
-        (["check", "quickstart", "models.group=[tiny-cn]"], 2),
-        (["check", "quickstart", "data.dataset=digit"], 2),
-        (["check", "quickstart", "data.dataset=mnist", "data.root=nowhere"], 2),
-        (["check", "quickstart", "data.partition.scheme=dirichle"], 2),
-        (["check", "quickstart", "imports=[nosuch.py]"], 2),
-        (["run", "quickstart", "track=[tensorbord]"], 2),
-        (["run", "quickstart", "--out", "file.txt/run"], 2),
-        (["report", ".", "--out", "nowhere/report.html"], 2),
-        (["figure", "curves", ".", "--out", "nowhere/curves.png"], 2),
-        (["attack", "nowhere"], 2),
-    ],
-)
-def test_help_lists_and_refusals_do_not_import_torch(arguments: list[str], code: int, tmp_path: Path) -> None:
-    (tmp_path / "file.txt").write_text("not a folder")
-    assert imported(arguments, ["torch", "matplotlib", "sklearn"], tmp_path) == (code, [])
+LIGHT: list[tuple[list[str], int]] = [
+    (["--help"], 0),
+    (["run", "--help"], 0),
+    (["list", "methods"], 0),
+    (["list", "models"], 0),
+    (["list", "groups"], 0),
+    (["list", "datasets"], 0),
+    (["run", "quickstart", "method=fedprotto"], 2),
+    (["check", "quickstart", "method=fedprotto"], 2),
+    (["sweep", "quickstart", "method=local,fedprotto"], 2),
+    (["check", "quickstart", "rond=3"], 2),
+    (["check", "quickstart", "method.guidnce=2"], 2),
+    (["check", "quickstart", "method.guidance=high"], 2),
+    (["check", "quickstart", "method.guidance=-1"], 2),
+    (["check", "quickstart", "server_filter=incoo"], 2),
+    (["check", "quickstart", "models.group=tiny5"], 2),
+    (["check", "quickstart", "models.group=[tiny-cn]"], 2),
+    (["check", "quickstart", "data.dataset=digit"], 2),
+    (["check", "quickstart", "data.dataset=mnist", "data.root=nowhere"], 2),
+    (["check", "quickstart", "data.partition.scheme=dirichle"], 2),
+    (["check", "quickstart", "imports=[nosuch.py]"], 2),
+    (["run", "quickstart", "track=[tensorbord]"], 2),
+    (["run", "quickstart", "--out", "file.txt/run"], 2),
+    (["report", ".", "--out", "nowhere/report.html"], 2),
+    (["figure", "curves", ".", "--out", "nowhere/curves.png"], 2),
+    (["attack", "nowhere"], 2),
+]
 
 
-@pytest.mark.parametrize("arguments", [["check", "quickstart"], ["run", "quickstart", "rounds=1"]])
-def test_check_and_run_do_not_import_the_compiler_of_torch(arguments: list[str], tmp_path: Path) -> None:
-    assert imported([*arguments, "clients=4", "engine.name=serial"], ["torch", *COMPILER], tmp_path) == (0, ["torch"])
+@pytest.fixture(scope="module")
+def light_commands(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, list[str]]]:
+    """Run all of `LIGHT` in one process. A module stays imported, so every later command would have it as well."""
+    folder = tmp_path_factory.mktemp("light")
+    (folder / "file.txt").write_text("not a folder")
+    return imported([arguments for arguments, _ in LIGHT], ["torch", "matplotlib", "sklearn"], folder)
+
+
+@pytest.mark.parametrize("number", range(len(LIGHT)), ids=lambda k: " ".join(LIGHT[k][0]))
+def test_help_lists_and_refusals_do_not_import_torch(
+    number: int, light_commands: list[tuple[int, list[str]]]
+) -> None:
+    assert light_commands[number] == (LIGHT[number][1], [])
+
+
+def test_check_and_run_do_not_import_the_compiler_of_torch(tmp_path: Path) -> None:
+    commands = [["check", "quickstart"], ["run", "quickstart", "rounds=1"]]
+    commands = [[*command, "clients=4", "engine.name=serial"] for command in commands]
+    assert imported(commands, ["torch", *COMPILER], tmp_path) == [(0, ["torch"])] * 2
 
 
 def test_the_list_of_models_is_what_the_models_are() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import warm_processes
 
 import polyfed
 
@@ -55,7 +56,10 @@ class OwnTraining(Method):
         for _ in range(self.passes):
             client.fit()
 '''
-SETTINGS = 'clients=4, rounds=2, models={"group": ["A", "B"]}, evaluate={"global": False}'
+SETTINGS = (
+    'clients=4, rounds=2, models={"group": ["A", "B"]}, evaluate={"global": False}, '
+    'data={"limit": 200, "partition": {"scheme": "iid"}}'
+)
 RUN = f"""
 import json, sys
 for engine in ("serial", "pool"):
@@ -64,8 +68,13 @@ for engine in ("serial", "pool"):
 """
 
 
-def start(folder: Path, *command: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+def start(
+    folder: Path, *command: str, stdin: str | None = None, forked: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """Run Python in a process that is forked from a warm one, or else in a new interpreter."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("POLYFED_W")}
+    if forked:
+        return warm_processes.run(*command, cwd=folder, env=environment, input=stdin)
     return subprocess.run(
         [sys.executable, *command], cwd=folder, env=environment, input=stdin, capture_output=True, text=True
     )
@@ -98,7 +107,7 @@ def test_models_of_a_script_reach_the_workers(tmp_path: Path, guarded: str) -> N
     else:
         script = MODELS + "if __name__ == '__main__':\n" + indented(REGISTER + run)
     (tmp_path / "train.py").write_text(script)
-    assert_equal_on_both_engines(start(tmp_path, "train.py"))
+    assert_equal_on_both_engines(start(tmp_path, "train.py", forked=guarded != "nothing"))
 
 
 def test_a_method_of_a_script_is_found_by_its_name(tmp_path: Path) -> None:
@@ -134,13 +143,13 @@ for number, text in enumerate(json.load(sys.stdin)):
 """
 
 
-def notebook(folder: Path, *cells: str) -> subprocess.CompletedProcess[str]:
-    return start(folder, "-c", NOTEBOOK, stdin=json.dumps(cells))
+def notebook(folder: Path, *cells: str, forked: bool = True) -> subprocess.CompletedProcess[str]:
+    return start(folder, "-c", NOTEBOOK, stdin=json.dumps(cells), forked=forked)
 
 
 def test_models_and_methods_of_a_notebook_reach_the_workers(tmp_path: Path) -> None:
     run = RUN.replace("METHOD", "method=OwnTraining(passes=2)")
-    assert_equal_on_both_engines(notebook(tmp_path, MODELS, REGISTER, METHOD, run))
+    assert_equal_on_both_engines(notebook(tmp_path, MODELS, REGISTER, METHOD, run, forked=False))
     assert "class Wide(nn.Module)" in (tmp_path / "pool" / "user_code.py").read_text()
 
 

@@ -30,7 +30,7 @@ class StopAfter:
 
 def setting(out: Path) -> dict[str, Any]:
     return {
-        "source": "quickstart",
+        "config": "quickstart",
         "rounds": 4,
         "clients": 6,
         "participation": 0.5,

@@ -32,7 +32,7 @@ KILLS = (("pool", 0, 2), ("serial", 2, 4))
 
 def setting(method: str, out: Path, engine: str) -> dict[str, Any]:
     return {
-        "source": "quickstart",
+        "config": "quickstart",
         "method": method,
         "rounds": ROUNDS,
         "clients": 8,

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from _pytest.mark import ParameterSet
 from tests import small
 
 import polyfed.methods
@@ -47,8 +48,36 @@ SMALL: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.mark.parametrize("check", testing.checks())
-@pytest.mark.parametrize("method", METHODS)
+# Checks that start worker processes run on one method of each kind of messages, and on all with --all-methods. What
+# they find in the other methods, state outside of `state` and hidden randomness, the checks in one process find too.
+CHECKS_OF_ENGINES = ["serial_equals_pool"]
+REPRESENTATIVES = {
+    "local": "no messages",
+    "fedavg": "one model",
+    "lg-fedavg": "a part of a model",
+    "fedproto": "class tables",
+    "feddistill": "a message of its own for each client",
+    "heterofl": "slices of a model, a step at the end",
+    "fedfree": "several calls in a round, some layers",
+    "fedvtc": "several calls, a model that the method builds, a step at the end",
+    "fedgen": "a model that the server trains",
+    "scaffold": "state at clients and server that steps share",
+    "dffke": "public images, replies of other clients",
+}
+
+
+def with_kind(method: str, check: str) -> ParameterSet:
+    chosen = check not in CHECKS_OF_ENGINES or method in REPRESENTATIVES
+    return pytest.param(method, check, marks=[] if chosen else [pytest.mark.all_methods])
+
+
+def test_representatives_exist() -> None:
+    assert set(REPRESENTATIVES) <= set(METHODS) and set(CHECKS_OF_ENGINES) <= set(testing.checks())
+
+
+@pytest.mark.parametrize(
+    ("method", "check"), [with_kind(method, check) for method in METHODS for check in testing.checks()]
+)
 def test_method_passes(method: str, check: str) -> None:
     kind, fields = catalogue.load(method), SMALL.get(method)
     if check in kind.skipped_checks:

@@ -7,13 +7,13 @@ import json
 import os
 import socket
 import struct
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from tests import warm_processes
 
 import polyfed
 from polyfed.config import parse
@@ -200,7 +200,7 @@ def test_missing_package_names_the_extra() -> None:
         "u.find_spec = lambda name, *rest: None if name == 'mlflow' else real(name, *rest)\n"
         "from polyfed.trackers import create_trackers; create_trackers(['mlflow'])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = warm_processes.run("-c", code)
     assert (
         "track: mlflow needs the package mlflow, which is not installed: pip install 'polyfed[mlflow]'" in done.stderr
     )
@@ -229,7 +229,7 @@ def test_resumed_run_continues_in_the_same_tracker_runs(tmp_path: Path) -> None:
         "polyfed.run('quickstart', method='local', out=sys.argv[1], rounds=4, clients=2, data={'limit': 80},\n"
         "            engine={'name': 'serial'}, track=['tensorboard', 'mlflow'], observers=[Stop()])\n"
     )
-    done = subprocess.run([sys.executable, "-c", script, str(folder)], capture_output=True, text=True, check=False)
+    done = warm_processes.run("-c", script, str(folder))
     assert "stopped after round" in done.stderr
     client = MlflowClient((tmp_path / "mlruns").as_uri())
     experiment = client.get_experiment_by_name("polyfed")

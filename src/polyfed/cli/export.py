@@ -56,7 +56,7 @@ def predict(
         str | None, typer.Option(help="Number or name of the client.", show_default="the only client")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="csv file to write.", show_default="stdout")
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="CSV file to write.", show_default="stdout")
     ] = None,
 ) -> None:
     """Predict the classes of samples with a trained model, and write them as csv.

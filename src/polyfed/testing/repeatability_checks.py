@@ -14,6 +14,9 @@ from polyfed.testing.battery import check
 from polyfed.testing.engine_wrappers import ReversedEngine
 from polyfed.testing.toy_federation import CLASS_COUNTS, ToyFederation
 
+# A method changes the global random state in every run or in none. Other threads of the process may do so once.
+ATTEMPTS = 3
+
 
 @check
 def serial_equals_pool(toy: ToyFederation) -> None:
@@ -85,10 +88,13 @@ def independent_of_memory_budget(toy: ToyFederation) -> None:
 def global_random_state_untouched(toy: ToyFederation) -> None:
     """The method neither uses nor changes the global generators of torch, numpy and Python."""
     config = toy.config(CLASS_COUNTS[:3])
-    before = _global_state()
-    first = toy.run(config, evaluate=True).checked().hash
-    for name, state in _global_state().items():
-        assert state == before[name], f"the global random state of {name} was changed"
+    for _ in range(ATTEMPTS):
+        before = _global_state()
+        first = toy.run(config, evaluate=True).checked().hash
+        changed = [name for name, state in _global_state().items() if state != before[name]]
+        if not changed:
+            break
+    assert not changed, f"the global random state of {changed[0]} was changed"
     states = np.random.get_state(), random.getstate()
     try:
         np.random.set_state(np.random.RandomState(12345).get_state())

@@ -1,0 +1,180 @@
+"""The process that `warm_processes` forks others from. It imports what most commands need, and nothing else.
+
+A process of the pool's fork server is forked along with each command, from here and before the command runs. It
+knows as little of the command's code as the one that the pool would start.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import random
+import runpy
+import signal
+import socket
+import sys
+import threading
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+def prepare(request: dict[str, Any], first_on_path: str) -> None:
+    """Set the folder, environment and search path as at the start of an interpreter."""
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    added = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.path[:] = [first_on_path, *added, *(path for path in sys.path[1:] if path not in added)]
+    random.seed()
+
+
+def set_streams(descriptors: list[int]) -> None:
+    for number, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, number)
+    for descriptor in set(descriptors):
+        os.close(descriptor)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", buffering=-1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+
+
+def execute(command: list[str]) -> None:
+    """Run `-m module`, `-c code` or a script in a new `__main__`."""
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    main.__dict__["__builtins__"] = __builtins__
+    if command[0] == "-m":
+        sys.argv = command[1:]
+        runpy._run_module_as_main(command[1])  # type: ignore[attr-defined]
+    elif command[0] == "-c":
+        sys.argv = ["-c", *command[2:]]
+        exec(compile(command[1], "<string>", "exec"), main.__dict__)
+    else:
+        sys.argv = command
+        main.__file__ = command[0]
+        exec(compile(Path(command[0]).read_text(), command[0], "exec"), main.__dict__)
+
+
+def exit_code_of(command: list[str]) -> int:
+    try:
+        execute(command)
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            sys.stderr.write(f"{end.code}\n")
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        return -signal.SIGINT
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+class ForkedServer:
+    """The handle of a fork server of the pool, in place of `subprocess.Popen`."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def poll(self) -> int | None:
+        try:
+            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return 0
+        return 0 if state == "Z" else None
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self, timeout: float | None = None) -> int:
+        return 0
+
+
+def fork_pool_server(request: dict[str, Any]) -> Any:
+    """Fork the process that a pool of the command forks its workers from. Return its handle."""
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        os.setsid()
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        prepare(request, request["cwd"])
+        os.environ[fork_server.WORKER] = "1"
+        fork_server.main(theirs.detach())
+        os._exit(0)
+    theirs.close()
+    server = object.__new__(fork_server.ForkServer)
+    server._control, server._process = ours, ForkedServer(pid)  # type: ignore[assignment]
+    return server
+
+
+def start(request: dict[str, Any], descriptors: list[int], server: Any) -> None:
+    """Become the command, and end with its exit code."""
+    if request["new_session"]:
+        os.setsid()
+    set_streams(descriptors)
+    command = request["command"]
+    script = not command[0].startswith("-")
+    prepare(request, str(Path(request["cwd"], command[0]).resolve().parent) if script else request["cwd"])
+    fork_server._spare.append(server)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    code = exit_code_of(command)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    if code == -signal.SIGINT:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(code)
+
+
+def supervise(status: socket.socket, request: dict[str, Any], descriptors: list[int]) -> None:
+    """Start a command, say its process id, wait for it and say its exit code."""
+    server = fork_pool_server(request)
+    pid = os.fork()
+    if pid == 0:
+        status.close()
+        start(request, descriptors, server)
+    server._control.close()  # the fork server ends with the command
+    for descriptor in set(descriptors):
+        os.close(descriptor)
+    status.sendall(pid.to_bytes(8, "little"))
+    _, ended = os.waitpid(pid, 0)
+    status.sendall(os.waitstatus_to_exitcode(ended).to_bytes(8, "little", signed=True))
+
+
+def main(control: socket.socket) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps supervisors
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, 16, 5)
+        if not message:
+            return
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            control.close()
+            with os.fdopen(descriptors[1]) as file:
+                file.seek(0)
+                request = json.load(file)
+            supervise(socket.socket(fileno=descriptors[0]), request, descriptors[2:])
+            os._exit(0)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+if __name__ == "__main__":
+    import sklearn.datasets  # noqa: F401
+    import torch._dynamo
+    import torch._refs  # noqa: F401
+
+    from polyfed.engines import (
+        fork_server,
+        worker,  # noqa: F401  (imports torch)
+    )
+
+    main(socket.socket(fileno=int(sys.argv[1])))
