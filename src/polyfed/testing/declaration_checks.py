@@ -63,7 +63,7 @@ def needs_checked_before_round_one(toy: ToyFederation) -> None:
         roster = toy.federation(toy.config(CLASS_COUNTS[:2], models={"group": models})).profiles()
         if needs_room.violated(toy.method.needs, roster) is None:
             if not toy.method.needs.sub_models:
-                toy.run(toy.config(CLASS_COUNTS[:2], models={"group": models}, rounds=1), evaluate=True).checked()
+                toy.experiment(settings)
             continue
         folder = toy.new_folder()
         try:
