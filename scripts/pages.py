@@ -58,7 +58,7 @@ def comparison_table(sources: Iterable[Path | Mapping[str, Any]], **options: Any
 
 def section(title: str, *parts: str, commands: Sequence[str] = ()) -> str:
     """Return a section of a page: its commands, then its parts."""
-    shown = ["```", *commands, "```", ""] if commands else []
+    shown = ["<!-- checked: takes minutes to hours -->", "```bash", *commands, "```", ""] if commands else []
     return "\n".join([f"## {title}", "", *shown, *(part.rstrip() + "\n" for part in parts)])
 
 

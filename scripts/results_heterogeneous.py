@@ -69,7 +69,8 @@ def page(folder: Path, commands: list[str]) -> str:
         lines += [
             f"## {TITLES[name]}",
             "",
-            "```",
+            "<!-- checked: takes minutes to hours -->",
+            "```bash",
             command,
             "```",
             "",

@@ -91,6 +91,18 @@ def test_every_method_has_a_page(pages: dict[Path, Page]) -> None:
     assert methods().keys() <= written
 
 
+def test_every_method_page_has_all_sections() -> None:
+    markers = {f"<!-- {name} -->" for name in ("summary", "algorithm", "messages", "options", "measured")}
+    headings = {"How it works", "Communication", "Options", "When to use it", "When not to use it", "Results"}
+    missing = {}
+    for path in (ROOT / "docs" / "methods").glob("*.md"):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        wanted = markers | {f"## {heading}" for heading in headings}
+        if path.stem != "index" and not wanted <= set(lines):
+            missing[path.stem] = sorted(wanted - set(lines))
+    assert missing == {}
+
+
 def test_method_pages_show_the_options_of_the_code(pages: dict[Path, Page]) -> None:
     from polyfed.catalogue import methods
 

@@ -40,12 +40,12 @@ def test_a_measured_sensitivity_has_no_clipping_norm_to_compare_with() -> None:
     assert noise_to_signal(privacy, [upload("a", "3 rows of 64", 768)]) == {}
 
 
-@pytest.mark.parametrize(("noise", "drowned"), [(0.01, False), (20.0, True)])
-def test_a_run_says_when_noise_drowns_the_signal(
-    noise: float, drowned: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("noise", "warned"), [(0.01, False), (20.0, True)])
+def test_a_run_says_when_noise_is_stronger_than_the_signal(
+    noise: float, warned: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["run", "quickstart", "clients=2", "rounds=1", "engine.name=serial", "data.limit=200"]
     privacy = f"privacy={{prototypes: {{clip: 1.0, noise: {noise}}}}}"
     assert main([*command, privacy, "--out", str(tmp_path / "run"), "--quiet"]) == 0
-    said = "the noise drowns the signal in 'prototypes'" in capsys.readouterr().err
-    assert said == drowned
+    said = "the noise in 'prototypes' is stronger than the signal" in capsys.readouterr().err
+    assert said == warned

@@ -45,9 +45,9 @@ def noise_messages(result: Result) -> list[str]:
         return []
     uploads = [event for event in RunFolder(result.folder).events() if event["event"] == "left"]
     return [
-        f"privacy: the noise drowns the signal in '{name}': its L2 norm in a mean over {count} clients is "
-        f"{ratio:.1f} times the clipping norm, so the server can learn little from it; raise epsilon, min_count or "
-        "the number of clients, or run fewer rounds"
+        f"privacy: the noise in '{name}' is stronger than the signal: its L2 norm in a mean over {count} clients is "
+        f"{ratio:.1f} times the clipping norm, so expect a low accuracy; raise epsilon, min_count or the number of "
+        "clients, or run fewer rounds"
         for name, (ratio, count) in noise_to_signal(privacy, uploads).items()
         if ratio > 1
     ]
