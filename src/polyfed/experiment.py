@@ -27,7 +27,7 @@ from polyfed.engines import ray_cluster
 from polyfed.errors import PolyfedError, RunError
 from polyfed.federation import analysis_probes, round_metrics
 from polyfed.federation.engine_factory import make_engine
-from polyfed.federation.failure_policy import check_failures
+from polyfed.federation.failure_policy import check_failures, left_out
 from polyfed.federation.server_federation import ServerFederation
 from polyfed.federation.simulation import SimulatedFederation
 from polyfed.federation.summary import summary
@@ -73,6 +73,7 @@ class Experiment:
         with one_torch_thread():
             self.server = self.federation.check(self.roster)
         self._stop = False
+        self._left_out: frozenset[str] = frozenset()  # clients whose replies were rejected too often
 
     def run(self) -> Result:
         """Run all rounds, from the last valid checkpoint if there is one, and return the result."""
@@ -95,9 +96,11 @@ class Experiment:
         try:
             loop = self._round_loop(engine)
             history = self._start(checkpoints, loop.door)
+            self._left_out = left_out(history, self.config.failures.strikes)
             saved_at = time.monotonic()
             for number in range(len(history) + 1, self.config.rounds + 1):
                 history.append(self._round(loop, number))
+                self._leave_out(history)
                 if not isinstance(self.config.failures.min_replies, int):
                     check_failures(history, self.federation.selected_clients)
                 last = number == self.config.rounds
@@ -125,6 +128,7 @@ class Experiment:
             engine,
             self.roster,
             min_replies=config.failures.min_replies,
+            max_ratio=config.failures.max_ratio,
             message_limit=size_in_bytes(config.engine.message_limit),
             on_reply=self._record_upload if federation.recorded_clients else None,
         )
@@ -132,7 +136,7 @@ class Experiment:
             federation.method,
             self.server,
             door,
-            select=federation.selected_clients,
+            select=self._selected_clients,
             measures=self._measures(),
             metrics=round_metrics.requested(config.evaluate),
             evaluate_every=config.evaluate.every,
@@ -237,6 +241,18 @@ class Experiment:
         return result
 
     # helpers
+
+    def _selected_clients(self, number: int) -> tuple[str, ...]:
+        """Return the clients of a round, without those that are left out for good."""
+        return tuple(name for name in self.federation.selected_clients(number) if name not in self._left_out)
+
+    def _leave_out(self, history: list[RoundRecord]) -> None:
+        """Leave out clients whose replies were rejected too often, and say so."""
+        strikes = self.config.failures.strikes
+        excluded = left_out(history, strikes)
+        for client in sorted(excluded - self._left_out):
+            self._note(f"client {client} is left out from now on: its replies were rejected in {strikes} rounds")
+        self._left_out = excluded
 
     def _recorded_code(self) -> Mapping[str, str]:
         """Return the digests of the code that the run started with; files may have changed since."""

@@ -204,6 +204,14 @@ def forged(head: object, tensors: dict[str, Tensor] | None = None) -> bytes:
     return MAGIC + hashlib.sha256(body).digest() + body
 
 
+def forged_shape(shape: list[object]) -> bytes:
+    """Return a frame whose only tensor announces a shape."""
+    text = json.dumps(heads()).encode()
+    entry = json.dumps({"x": {"dtype": "F32", "shape": shape, "data_offsets": [0, 4]}}).encode()
+    body = len(text).to_bytes(8, "little") + text + len(entry).to_bytes(8, "little") + entry + bytes(4)
+    return MAGIC + hashlib.sha256(body).digest() + body
+
+
 def heads(**parts: object) -> dict[str, object]:
     return {"scalars": {}, "tables": {}, "empty": [], **parts}
 
@@ -219,8 +227,16 @@ ROW = {"t#values": torch.zeros(1, 2)}
         (forged(heads(scalars=[1])), "malformed"),
         (forged(heads(scalars={"x": 1, "x/y": 2})), "'x/y'"),
         (forged(heads(scalars={"a//b": 1})), "'a//b' is not a valid name"),
-        (forged(heads(tables={"t": [[2**70], False]}), ROW), "class"),
-        (forged(heads(tables={"t": [[-1], False]}), ROW), "class -1"),
+        (forged(heads(tables={"t": [[2**70], False]}), ROW), "class label"),
+        (forged(heads(tables={"t": [[-1], False]}), ROW), "class label"),
+        (forged(heads(tables={"t": [[2**31], False]}), ROW), "class 2147483648"),
+        (forged(heads(scalars={"x" * 2000: 1})), "a name has 2,000 characters"),
+        (forged_shape([10**3999, 10**3999]), "size"),
+        (forged_shape([1] * 500_000), "500000 dimensions"),
+        (forged_shape([2.0]), "size"),
+        (forged_shape([True]), "size"),
+        (forged_shape(["2"]), "size"),
+        (forged_shape([2**40] * 16), "announces"),
         (forged(heads(tables={"t": [[0], True]}), ROW), "'t' is incomplete"),
         (forged(heads(tables={"t": [[0], False]})), "'t' is incomplete"),
         (forged(heads(tables={"t": [[0, 1], False]}), ROW), "2 classes"),
@@ -234,6 +250,18 @@ ROW = {"t#values": torch.zeros(1, 2)}
 def test_forged_frames_are_refused(frame: bytes, message: str) -> None:
     with pytest.raises(PayloadError, match=message):
         decode(frame)
+
+
+def test_names_that_occur_twice_are_found_in_linear_time() -> None:
+    """With a quadratic search, these names take minutes."""
+    names = {f"n{i}": 1 for i in range(100_000)}
+    with pytest.raises(PayloadError, match="'n99999' occurs twice"):
+        read_header(forged(heads(scalars=names, empty=["n99999"])))
+
+
+def test_a_large_header_is_refused_before_it_is_parsed() -> None:
+    with pytest.raises(PayloadError, match="a header of 68,000,000 bytes"):
+        read_header(forged(b" " * 68_000_000))
 
 
 def test_a_table_row_needs_at_least_one_sample() -> None:

@@ -14,7 +14,7 @@ from polyfed.core.class_tables import ClassTable
 from polyfed.core.client_profile import Profile
 from polyfed.core.codec import decode, encode, read_header
 from polyfed.core.payload import Payload
-from polyfed.core.schema import Field, check_finite, check_header
+from polyfed.core.schema import Field, check_header, check_values
 from polyfed.errors import PayloadError
 
 HEAD = (("weight", (4, 3), "float32"), ("bias", (4,), "float32"))
@@ -26,7 +26,7 @@ def refuse(schema: Mapping[str, Field], **fields: Any) -> str | None:
     frame = encode(fields).data
     try:
         check_header(read_header(frame), schema, None, PROFILE)
-        check_finite(decode(frame))
+        check_values(decode(frame), schema, None, PROFILE)
     except PayloadError as error:
         return str(error)
     return None
@@ -54,6 +54,10 @@ def rows(classes: list[int], width: int, *, counts: bool = False, dtype: torch.d
         (ScalarField(), 2.5),
         (ScalarField("text"), "word"),
         (ScalarField("flag"), True),
+        (ScalarField(least=0, most="samples"), 9),
+        (TensorField((2,), torch.int64, least=0, most="label"), torch.tensor([0, 3])),
+        (TensorField((0,), torch.int64, most="label"), torch.zeros(0, dtype=torch.int64)),
+        (TableField(counts=True), ClassTable(torch.tensor([1, 2]), torch.zeros(2, 3), torch.tensor([4, 5]))),
         (TreeField(), {"any": {"thing": torch.zeros(2), "n": 3}}),
         (TreeField(), torch.zeros(2)),
         (TreeField(), {}),
@@ -101,6 +105,16 @@ def test_valid_messages_pass(kind: Field, value: Any) -> None:
         (TableField(), ClassTable(torch.tensor([1]), torch.tensor([[0.0, float("inf"), 0.0]])), "not finite"),
         (TreeField(), {"a": {"b": torch.tensor([float("nan")])}}, "f/a/b"),
         (TreeField(), {"a": float("nan")}, "f/a"),
+        (ScalarField(most="samples"), 1e300, "at most 9"),
+        (ScalarField(most="samples"), 10, "is 10, expected at most 9"),
+        (ScalarField(least=0), -1, "is -1, expected at least 0"),
+        (TensorField((2,), torch.int32, most="label"), torch.tensor([0, 2**31 - 1], dtype=torch.int32), "at most 3"),
+        (TensorField((2,), torch.int32, least=0), torch.tensor([0, -4], dtype=torch.int32), "at least 0"),
+        (
+            TableField(counts=True),
+            ClassTable(torch.tensor([1, 2]), torch.zeros(2, 3), torch.tensor([4, 6])),
+            "counts 10 samples, but the client has 9",
+        ),
     ],
 )
 def test_invalid_messages_are_refused_by_name(kind: Field, value: Any, said: str) -> None:

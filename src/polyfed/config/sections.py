@@ -125,6 +125,8 @@ class FailuresConfig(Section):
     min_replies: int | float = 0.666  # a float is a share of the clients of a call, an integer a number of clients
     on_too_few: Literal["stop", "repeat"] = "stop"
     repeats: int = Field(2, ge=0)
+    max_ratio: float | None = Field(1e4, gt=1)  # of a reply's values to the median over clients; null: unlimited
+    strikes: int = Field(3, ge=1)  # rounds in which a client's replies are rejected before it is left out for good
 
     @field_validator("min_replies")
     @classmethod

@@ -24,6 +24,11 @@ from polyfed.errors import PayloadError
 
 MAGIC = b"PF1\0"
 _START = len(MAGIC) + 32
+# Limits of headers. They are checked first, so that the work of reading a message stays linear in its size.
+MAX_HEADER = 64 << 20  # bytes of each of the two JSON headers
+MAX_DIMS = 16  # of a tensor
+MAX_SIZE = 1 << 40  # along one dimension
+MAX_NAME = 1024  # characters of a path
 # dtypes that messages may contain, by their safetensors names, and their sizes in bytes
 TYPES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 DTYPES = {
@@ -183,32 +188,53 @@ def read_header(data: bytes, *, limit: int | None = None) -> MessageHeader:
     if hashlib.sha256(memoryview(data)[_START:]).digest() != data[len(MAGIC) : _START]:
         raise PayloadError("the message is damaged: its digest does not match its content")
     try:
-        head_end = _START + 8 + int.from_bytes(data[_START : _START + 8], "little")
+        head_end = _header_end(data, _START)
         head = json.loads(data[_START + 8 : head_end])
-        tensor_end = head_end + 8 + int.from_bytes(data[head_end : head_end + 8], "little")
+        tensor_end = _header_end(data, head_end)
         entries = json.loads(data[head_end + 8 : tensor_end])
         tensors = {
-            path: TensorHeader(str(item["dtype"]), tuple(int(n) for n in item["shape"]))
+            path: TensorHeader(str(item["dtype"]), _shape(item["shape"]))
             for path, item in entries.items()
             if path != "__metadata__"
         }
         tables = {
-            str(path): (tuple(int(c) for c in classes), bool(counted))
+            str(path): (tuple(_natural(c) for c in classes), bool(counted))
             for path, (classes, counted) in head["tables"].items()
         }
         scalars: dict[str, Scalar] = dict(head["scalars"].items())
         empty = tuple(str(path) for path in head["empty"])
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise PayloadError(f"the message is malformed: {error}") from None
+        raise PayloadError(f"the message is malformed: {str(error)[:200]}") from None
     unknown = {item.dtype for item in tensors.values()} - set(TYPES)
     if unknown:
-        raise PayloadError(f"the message holds numbers of type {unknown.pop()}; allowed are {', '.join(TYPES)}")
+        raise PayloadError(f"the message holds numbers of type {unknown.pop()[:40]}; allowed are {', '.join(TYPES)}")
     size = sum(math.prod(item.shape) * TYPES[item.dtype] for item in tensors.values())
     if size != len(data) - tensor_end:
         raise PayloadError(f"the message announces {size:,} bytes of tensors and holds {len(data) - tensor_end:,}")
     header = MessageHeader(tensors, tables, scalars, empty)
     _check_paths(header)
     return header
+
+
+def _header_end(data: bytes, start: int) -> int:
+    """Return the end of the JSON header that begins at `start` with its length."""
+    length = int.from_bytes(data[start : start + 8], "little")
+    if length > MAX_HEADER:
+        raise ValueError(f"a header of {length:,} bytes, at most {MAX_HEADER:,} are allowed")
+    return start + 8 + length
+
+
+def _shape(sizes: list[object]) -> tuple[int, ...]:
+    if len(sizes) > MAX_DIMS:
+        raise ValueError(f"a tensor of {len(sizes)} dimensions, at most {MAX_DIMS} are allowed")
+    return tuple(_natural(size) for size in sizes)
+
+
+def _natural(number: object) -> int:
+    """Return a size or a class label. Raise ValueError for anything but an integer in the allowed range."""
+    if type(number) is not int or not 0 <= number <= MAX_SIZE:
+        raise ValueError("a size or class label that is not an integer in the allowed range")
+    return number
 
 
 def _check_paths(header: MessageHeader) -> None:
@@ -219,19 +245,21 @@ def _check_paths(header: MessageHeader) -> None:
     }
     for path in sorted(parts ^ owned):
         raise PayloadError(f"the message is malformed: the table '{path.split('#')[0]}' is incomplete")
-    leaves = [*(header.tensors.keys() - parts), *header.tables, *header.scalars, *header.empty]
-    for path in leaves:
+    seen: set[str] = set()
+    for path in (*(header.tensors.keys() - parts), *header.tables, *header.scalars, *header.empty):
+        if len(path) > MAX_NAME:
+            raise PayloadError(f"the message is malformed: a name has {len(path):,} characters")
         if "#" in path or not all(path.split("/")):
             raise PayloadError(f"the message is malformed: '{path}' is not a valid name")
-    if len(set(leaves)) < len(leaves):
-        duplicate = next(path for path in leaves if leaves.count(path) > 1)
-        raise PayloadError(f"the message is malformed: '{duplicate}' occurs twice")
+        if path in seen:
+            raise PayloadError(f"the message is malformed: '{path}' occurs twice")
+        seen.add(path)
     for path, value in header.scalars.items():
         if not (value is None or isinstance(value, bool | int | float | str)):
             raise PayloadError(f"the message is malformed: '{path}' is a {type(value).__name__}, not a JSON scalar")
     for path, (classes, _) in header.tables.items():
-        if any(not 0 <= label < 1 << 31 for label in classes):
-            raise PayloadError(f"the message is malformed: the table '{path}' has a row for class {min(classes)}")
+        if any(label >= 1 << 31 for label in classes):
+            raise PayloadError(f"the message is malformed: the table '{path}' has a row for class {max(classes)}")
 
 
 def decode(data: bytes, header: MessageHeader | None = None) -> Payload:

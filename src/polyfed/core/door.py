@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from polyfed.core.client_profile import Profile
 from polyfed.core.codec import MessageHeader, decode, encode, encode_each, read_header
-from polyfed.core.engine import INITIAL, Answer, Call, Engine, Failure, Task
+from polyfed.core.engine import INITIAL, Answer, Call, Engine, Failure, Task, rejection
 from polyfed.core.evaluation import Evaluator
 from polyfed.core.ledger import Ledger
 from polyfed.core.method import Method, Outgoing
 from polyfed.core.payload import Payload
+from polyfed.core.reply_magnitudes import ReplyMagnitudes
 from polyfed.core.round_stats import RoundStats
-from polyfed.core.schema import TreeField, check_finite, check_header
+from polyfed.core.schema import TreeField, check_finite, check_header, check_values
 from polyfed.core.step import Messages, combined
 from polyfed.errors import PayloadError, RunError
 
@@ -27,6 +28,14 @@ OnReply = Callable[[Call, str, bytes], None]  # (call, client, encoded reply)
 
 class TooFewRepliesError(RunError):
     """A call received fewer replies than the run requires."""
+
+
+class OutlierRepliesError(RunError):
+    """Replies of a call hold values far from those of the other clients. The round is repeated without them."""
+
+    def __init__(self, reasons: Mapping[str, str]) -> None:
+        super().__init__("; ".join(f"client {client}: {reason}" for client, reason in reasons.items()))
+        self.reasons = dict(reasons)
 
 
 def replies_needed(min_replies: float, clients: int) -> int:
@@ -46,6 +55,7 @@ class Door:
         roster: Sequence[Profile],
         *,
         min_replies: float = 1,
+        max_ratio: float | None = None,
         message_limit: int = 4 << 30,
         on_reply: OnReply | None = None,
     ) -> None:
@@ -59,7 +69,11 @@ class Door:
         self.stats = RoundStats()
         self.round = 0
         self.evaluator = Evaluator(self)
+        self.rejected: set[str] = set()  # clients that are left out of the repeated round
+        self.magnitudes = ReplyMagnitudes()  # of the replies of this attempt
+        self.current_client: str | None = None  # whose reply the method is processing
         self._min_replies = min_replies
+        self._max_ratio = max_ratio  # of a reply's values to the median over clients; None: unlimited
         self._on_reply = on_reply  # called for every accepted reply
         self._calls_of_step: dict[str, int] = {}
         self._reading = False  # whether replies of a call are still being read
@@ -68,7 +82,9 @@ class Door:
         """Start a round with fresh statistics. Keep the statistics if the round is repeated."""
         if number != self.round:
             self.stats = RoundStats()
+            self.rejected = set()
         self.round = number
+        self.magnitudes, self.current_client = ReplyMagnitudes(), None
         self.round_start = self.ledger.copy()
         self._calls_of_step = {}
 
@@ -90,8 +106,13 @@ class Door:
         unknown = sorted(out.each.keys() - set(clients))
         if unknown:
             raise RunError(f"a payload is addressed to client {unknown[0]}, which is not in the cohort")
+        present = [name for name in clients if name not in self.rejected]
         self.ledger.calls += 1
         call = Call(self.ledger.calls, self.round, steps, tuple(self._label(name) for name in steps))
+        try:
+            check_finite(out.shared)
+        except PayloadError as error:  # every client would refuse it
+            raise PayloadError(f"round {self.round}: the server's message to all clients: {error}") from None
         shared = encode(out.shared)
         own = encode_each(out.each)
         tasks = [
@@ -101,9 +122,9 @@ class Door:
                 own[name].data if name in own else b"",
                 self._discardable(name),
             )
-            for name in clients
+            for name in present
         ]
-        for name in clients:
+        for name in present:
             versions = self.ledger.alive.setdefault(name, [])
             if call.number not in versions:
                 versions.append(call.number)
@@ -121,7 +142,13 @@ class Door:
             reply = self._accept(call, answer, messages, down)
             if reply is not None:
                 replied += 1
+                self.current_client = answer.client
                 yield answer.client, reply
+        self.current_client = None
+        if self._max_ratio is not None:
+            outliers = self.magnitudes.outliers("+".join(call.labels), self._max_ratio)
+            if outliers:
+                raise OutlierRepliesError(outliers)
         needed = replies_needed(self._min_replies, len(clients))
         if replied < needed:
             first = next((f for f in self.stats.failures if f["call"] == call.number), {})
@@ -152,15 +179,17 @@ class Door:
         reply: Payload | None = None
         sizes: dict[str, int] = {}
         shapes: dict[str, str] = {}
+        largest: dict[str, float] = {}
         if failure is None:
+            profile = self.profiles[answer.client]
             try:
                 header = read_header(answer.frame, limit=self.message_limit)
-                check_header(header, messages.up, self.method, self.profiles[answer.client], sent)
+                check_header(header, messages.up, self.method, profile, sent)
                 reply = decode(answer.frame, header)
-                check_finite(reply)
+                largest = check_values(reply, messages.up, self.method, profile)
                 sizes, shapes = header.sizes(), header.shapes()
-            except PayloadError as error:
-                failure, reply = Failure("refused", str(error)), None
+            except Exception as error:  # whatever a reply provokes is a failure of its client
+                failure, reply = rejection(error), None
         if failure is not None or reply is None:
             self.stats.overhead_up += len(answer.frame)  # an invalid reply was sent all the same
             self.record_failure(call, answer.client, failure or Failure("unavailable", "no answer"))
@@ -174,9 +203,15 @@ class Door:
         if self._on_reply is not None:
             self._on_reply(call, answer.client, answer.frame)
         self.stats.trained.extend(answer.trained)
+        self.magnitudes.add("+".join(call.labels), answer.client, largest)
         self.ledger.versions[answer.client] = call.number
         self.ledger.digests[answer.client] = answer.digest
         return reply
+
+    def reject(self, client: str, reason: str) -> None:
+        """Leave a client out of this round, which is then repeated, and record the reason."""
+        self.rejected.add(client)
+        self.record_failure(Call(self.ledger.calls, self.round, ("round",)), client, Failure("rejected", reason))
 
     def record_failure(self, call: Call, client: str, failure: Failure) -> None:
         """Record that a client gave no usable answer. Raise RunError if a state could not be stored."""

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from polyfed.errors import PayloadError
+
 INITIAL = 0  # version of a client's initial state, before its first call
 
 
@@ -52,9 +54,16 @@ class TrainingStats:
 class Failure:
     """Reason why there is no reply."""
 
-    kind: Literal["raised", "died", "timeout", "refused", "unavailable", "storage"]
+    # refused: the client refused the message; rejected: the server rejected the reply
+    kind: Literal["raised", "died", "timeout", "refused", "rejected", "unavailable", "storage"]
     message: str
     detail: str = ""  # the client's traceback
+
+
+def rejection(error: Exception) -> Failure:
+    """Return the failure of a client whose reply could not be read: any error that reading it provoked."""
+    known = isinstance(error, PayloadError)
+    return Failure("rejected", str(error) if known else f"the reply is malformed: {type(error).__name__}")
 
 
 @dataclass(frozen=True)

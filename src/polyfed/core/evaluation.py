@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from polyfed.core.client_profile import Layout, Profile
 from polyfed.core.codec import Frame, decode, encode, encode_each, read_header
-from polyfed.core.engine import INITIAL, Call, Failure, Task
+from polyfed.core.engine import INITIAL, Call, Task, rejection
 from polyfed.core.evaluation_reply import EvaluationReply, read_reply
 from polyfed.core.method import Outgoing
 from polyfed.core.model_probes import SAMPLES, ProbeKind
@@ -117,8 +117,8 @@ class Evaluator:
                         metrics,
                         door.profiles[answer.client].classes,
                     )
-                except PayloadError as error:
-                    door.record_failure(call, answer.client, Failure("refused", str(error)))
+                except Exception as error:  # whatever a reply provokes is a failure of its client
+                    door.record_failure(call, answer.client, rejection(error))
                     continue
                 for name in reply.counts:
                     replies[name, answer.client] = reply
@@ -145,8 +145,8 @@ class Evaluator:
             try:
                 reply = decode(answer.frame, read_header(answer.frame, limit=door.message_limit))
                 length = _check_probe(reply, kind, door.profiles[answer.client], length)
-            except PayloadError as error:
-                door.record_failure(call, answer.client, Failure("refused", str(error)))
+            except Exception as error:
+                door.record_failure(call, answer.client, rejection(error))
             else:
                 yield answer.client, reply
         seconds = time.perf_counter() - started

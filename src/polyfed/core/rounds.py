@@ -12,13 +12,14 @@ import torch
 
 from polyfed.core.codec import decode, encode
 from polyfed.core.cohort import Cohort
-from polyfed.core.door import Door, TooFewRepliesError
+from polyfed.core.door import Door, OutlierRepliesError, TooFewRepliesError
 from polyfed.core.evaluation import Evaluation
 from polyfed.core.method import Method
 from polyfed.core.payload import State
 from polyfed.core.round_stats import RoundStats
+from polyfed.core.schema import check_finite
 from polyfed.core.server import Server
-from polyfed.errors import RunError
+from polyfed.errors import PayloadError, PolyfedError
 from polyfed.training.metrics import CONFUSION
 
 
@@ -61,6 +62,11 @@ class RoundResult:
     seconds: float
 
 
+def _is_final(error: Exception) -> bool:
+    """Return whether an error is addressed to the user. Only PayloadError can come from a client's reply."""
+    return isinstance(error, PolyfedError) and not isinstance(error, PayloadError)
+
+
 @dataclass
 class RoundLoop:
     """Rounds of a method with one server and all of its clients. All state is in the server and the door's ledger."""
@@ -77,24 +83,54 @@ class RoundLoop:
     repeats: int = 0  # how often a round with too few replies is repeated
     on_repeat: Callable[[str], None] | None = None
     clients: tuple[str, ...] = field(init=False)
+    _saved_state: bytes = field(default=b"", init=False, repr=False)  # the server's state after the last round
 
     def __post_init__(self) -> None:
         self.clients = tuple(profile.name for profile in self.server.roster)
 
     def run_round(self, number: int) -> RoundResult:
-        """Run one round. Repeat it from its start if too few clients answered and repeats are left."""
-        before = encode(self.server.state).data if self.repeats else b""
-        for attempt in range(self.repeats + 1):
+        """Run one round. Repeat it from its start without clients whose replies make it fail, as long as enough
+        clients are left, and if too few clients answered and repeats are left."""
+        before = self._saved_state or encode(self.server.state).data
+        repeats, last_error = self.repeats, ""
+        while True:
             try:
                 return self._attempt(number)
             except TooFewRepliesError as error:
-                if attempt == self.repeats:
+                if not repeats:
                     raise
-                if self.on_repeat is not None:
-                    self.on_repeat(f"{error}; the round is repeated")
-                self.door.undo_round()
-                self.server.state = dict(decode(before))
-        raise RunError(f"round {number} could not be finished")
+                repeats -= 1
+                self._note(f"{error}; the round is repeated")
+            except OutlierRepliesError as error:
+                self._reject(number, error.reasons)
+            except Exception as error:
+                # The method may have failed because of one reply. If it fails in the same way without this reply,
+                # then it has a fault of its own. Errors for the user are never caused by replies.
+                reasons = {} if _is_final(error) or repr(error) == last_error else self._suspects(error)
+                if not reasons:
+                    raise
+                last_error = repr(error)
+                self._reject(number, reasons)
+            self.door.evaluator.wait()
+            self.door.undo_round()
+            self.server.state = dict(decode(before))
+
+    def _suspects(self, error: Exception) -> dict[str, str]:
+        """Return the client whose reply probably made the server's part of the round fail, with the reason."""
+        found = self.door.magnitudes.most_extreme()
+        if found is not None:
+            return dict([found])
+        client = self.door.current_client  # the method failed while it processed this client's reply
+        return {} if client is None else {client: f"its reply could not be used: {type(error).__name__}"}
+
+    def _reject(self, number: int, reasons: dict[str, str]) -> None:
+        for client, reason in reasons.items():
+            self.door.reject(client, reason)
+            self._note(f"round {number} is repeated without client {client}: {reason}")
+
+    def _note(self, sentence: str) -> None:
+        if self.on_repeat is not None:
+            self.on_repeat(sentence)
 
     def train(self, cohort: Cohort) -> None:
         """Run the method's part of a round."""
@@ -121,6 +157,8 @@ class RoundLoop:
 
         selected = self.select(number) if self.select is not None else self.clients
         self.train(Cohort(door, selected, measure))
+        if self.door.magnitudes.most_extreme() is not None:
+            check_finite(server.state)  # otherwise the round is repeated without the reply that stands out
         if last:
             if type(method).finish is not Method.finish:
                 measured.clear()  # the last round is evaluated after `finish`
@@ -129,7 +167,8 @@ class RoundLoop:
         door.evaluator.wait()
         if due and self.probe is not None:
             self.probe(selected)
-        server.state = normalise_state(server.state)
+        self._saved_state = encode(server.state).data
+        server.state = dict(decode(self._saved_state))
         measurements = Evaluation()
         for evaluation in evaluations:
             measurements.update(evaluation.result())

@@ -16,11 +16,13 @@ import torch
 from polyfed.core.class_tables import ClassTable
 from polyfed.core.client_profile import Layout, Profile
 from polyfed.core.codec import DTYPES, MessageHeader, TensorHeader
-from polyfed.core.payload import Payload
+from polyfed.core.payload import Payload, Value
 from polyfed.errors import PayloadError
 
 LARGEST = 1e300  # largest number in a message, so that sums stay finite
 Dim = int | str | Callable[[object, Profile], int]
+# A bound of values: a number, "samples" (training samples of the client) or "label" (its last class).
+Limit = float | Literal["samples", "label"]
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,12 @@ class CheckContext:
             want = dim
         return None if want == size else want
 
+    def limit(self, limit: Limit | None) -> float | None:
+        """Return a bound of values as a number."""
+        if limit == "samples":
+            return float(self.profile.samples)
+        return float(self.profile.classes - 1) if limit == "label" else limit
+
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
@@ -88,6 +96,9 @@ class Field:
 
     def check(self, name: str, header: MessageHeader, context: CheckContext) -> None:
         raise NotImplementedError
+
+    def check_values(self, name: str, value: Value, context: CheckContext) -> None:
+        """Raise PayloadError if decoded values are out of range. By default every finite value is allowed."""
 
 
 @dataclass(frozen=True)
@@ -115,13 +126,23 @@ class TableField(Field):
         if want is not None:
             raise PayloadError(f"field '{name}' has rows of {width} numbers, expected {want}")
 
+    def check_values(self, name: str, value: Value, context: CheckContext) -> None:
+        if isinstance(value, ClassTable) and value.counts is not None:
+            total = int(value.counts.sum())
+            if total > context.profile.samples:
+                raise PayloadError(
+                    f"field '{name}' counts {total:,} samples, but the client has {context.profile.samples:,}"
+                )
+
 
 @dataclass(frozen=True)
 class TensorField(Field):
-    """One tensor with the given dimensions."""
+    """One tensor with the given dimensions. `least` and `most` bound its values, such as labels and counts."""
 
     dims: tuple[Dim, ...] = ()
     dtype: torch.dtype = torch.float32
+    least: Limit | None = None
+    most: Limit | None = None
 
     def check(self, name: str, header: MessageHeader, context: CheckContext) -> None:
         tensor = _tensor_header(name, header, self.dtype)
@@ -131,6 +152,13 @@ class TensorField(Field):
             want = context.expected(dim, size)
             if want is not None:
                 raise PayloadError(f"field '{name}' has shape {tensor.shape}, expected {want} along axis {axis}")
+
+    def check_values(self, name: str, value: Value, context: CheckContext) -> None:
+        if (self.least is None and self.most is None) or not isinstance(value, torch.Tensor) or not value.numel():
+            return
+        smallest, largest = (float(v) for v in torch.aminmax(value))
+        _check_range(name, smallest, context.limit(self.least), None)
+        _check_range(name, largest, None, context.limit(self.most))
 
 
 @dataclass(frozen=True)
@@ -147,13 +175,19 @@ class WeightsField(Field):
                 raise PayloadError(f"field '{name}' holds something other than named tensors: '{path}'")
         _check_layout(name, actual, expected, f"the client's {self.of}")
 
+    def check_values(self, name: str, value: Value, context: CheckContext) -> None:
+        for path, tensor in value.items() if isinstance(value, Mapping) else ():
+            if path.endswith("running_var") and isinstance(tensor, torch.Tensor) and bool((tensor < 0).any()):
+                raise PayloadError(f"field '{name}' has negative variances in '{path}'")
+
 
 @dataclass(frozen=True)
 class ScalarField(Field):
-    """One JSON scalar. Numbers must be finite and at least `least`."""
+    """One JSON scalar. Numbers must be finite, at least `least` and at most `most`."""
 
     kind: Literal["number", "text", "flag"] = "number"
-    least: float | None = None
+    least: Limit | None = None
+    most: Limit | None = None
 
     def check(self, name: str, header: MessageHeader, context: CheckContext) -> None:
         value = header.scalars.get(name)
@@ -163,8 +197,8 @@ class ScalarField(Field):
             raise PayloadError(f"field '{name}' is {value!r}, expected a {self.kind}")
         if isinstance(value, int | float) and not abs(value) <= LARGEST:  # written so that NaN fails as well
             raise PayloadError(f"field '{name}' is not a finite number of at most {LARGEST:g}")
-        if self.least is not None and isinstance(value, int | float) and value < self.least:
-            raise PayloadError(f"field '{name}' is {value:g}, expected at least {self.least:g}")
+        if isinstance(value, int | float):
+            _check_range(name, float(value), context.limit(self.least), context.limit(self.most))
 
 
 @dataclass(frozen=True)
@@ -209,22 +243,44 @@ def check_header(
             raise PayloadError(f"field '{name}' is missing")
 
 
-def check_finite(payload: Payload) -> None:
-    """Raise PayloadError if a field contains NaN or infinity."""
-
-    def walk(path: str, value: object) -> None:
-        if isinstance(value, float) and not math.isfinite(value):
-            raise PayloadError(f"field '{path}' is {value}, expected a finite number")
-        tensors = [value.values] if isinstance(value, ClassTable) else [value]
-        for tensor in tensors:
-            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and not torch.isfinite(tensor).all():
-                raise PayloadError(f"field '{path}' holds values that are not finite")
-        if isinstance(value, Mapping):
-            for key, item in value.items():
-                walk(f"{path}/{key}", item)
-
+def check_values(payload: Payload, schema: Schema, method: object, profile: Profile) -> dict[str, float]:
+    """Raise PayloadError for values that are not finite or out of range. Return what `check_finite` returns."""
+    largest = check_finite(payload)
+    context = CheckContext(method, profile, {}, None)
     for name, value in payload.items():
-        walk(name, value)
+        schema[name].check_values(name, value, context)
+    return largest
+
+
+def check_finite(payload: Mapping[str, Value]) -> dict[str, float]:
+    """Raise PayloadError if a field contains NaN or infinity. Return the largest absolute value of every field."""
+    return {name: _largest(name, value) for name, value in payload.items()}
+
+
+def _largest(path: str, value: object) -> float:
+    """Return the largest absolute value of a field. Text, flags and integer tensors count as 0."""
+    if isinstance(value, Mapping):
+        return max((_largest(f"{path}/{key}", item) for key, item in value.items()), default=0.0)
+    if isinstance(value, int | float):
+        number = 0.0 if isinstance(value, bool) else abs(value)
+        if not number <= LARGEST:
+            raise PayloadError(f"field '{path}' is not a finite number of at most {LARGEST:g}")
+        return float(number)
+    tensor = value.values if isinstance(value, ClassTable) else value
+    if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point() or not tensor.numel():
+        return 0.0
+    smallest, largest = torch.aminmax(tensor)  # one pass, and NaN propagates
+    number = max(-float(smallest), float(largest))
+    if not math.isfinite(number):
+        raise PayloadError(f"field '{path}' holds values that are not finite")
+    return number
+
+
+def _check_range(name: str, value: float, least: float | None, most: float | None) -> None:
+    if least is not None and value < least:
+        raise PayloadError(f"field '{name}' is {value:g}, expected at least {least:g}")
+    if most is not None and value > most:
+        raise PayloadError(f"field '{name}' is {value:g}, expected at most {most:g}")
 
 
 def _tensor_header(path: str, header: MessageHeader, dtype: torch.dtype) -> TensorHeader:

@@ -1,8 +1,10 @@
-"""When failures of clients end a run."""
+"""When failures of clients end a run, and when a client is left out of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 from polyfed.errors import RunError
 from polyfed.runs.records import RoundRecord
@@ -13,9 +15,9 @@ def check_failures(history: Sequence[RoundRecord], selected_clients: Callable[[i
 
     A run that requires a number of replies, not a share, continues without such a client and does not call this.
     """
-    # failed evaluations do not count: a site may refuse them
-    failures = [f for record in history for f in record.failures if tuple(f["steps"]) != ("evaluate",)]
-    for client in dict.fromkeys(str(f["client"]) for f in history[-1].failures):
+    # Failed evaluations do not count: a site may refuse them. Neither do rejected replies: see `left_out`.
+    failures = [f for record in history for f in record.failures if _counts(f)]
+    for client in dict.fromkeys(str(f["client"]) for f in history[-1].failures if _counts(f)):
         own = [f for f in failures if f["client"] == client]
         called = {record.round for record in history if client in selected_clients(record.round)}
         if len(called) >= 2 and called <= {f["round"] for f in own}:
@@ -24,3 +26,14 @@ def check_failures(history: Sequence[RoundRecord], selected_clients: Callable[[i
                 f"'{'+'.join(own[0]['steps'])}' of round {own[0]['round']}, is: {own[0]['message']} (to continue "
                 "without such clients, set failures.min_replies to a number of clients)"
             )
+
+
+def _counts(failure: Mapping[str, Any]) -> bool:
+    return tuple(failure["steps"]) != ("evaluate",) and failure["kind"] != "rejected"
+
+
+def left_out(history: Sequence[RoundRecord], strikes: int) -> frozenset[str]:
+    """Return the clients whose replies the server rejected in `strikes` rounds or more."""
+    rejected = {(f["client"], f["round"]) for r in history for f in r.failures if f["kind"] == "rejected"}
+    rounds = Counter(str(client) for client, _ in rejected)
+    return frozenset(client for client, count in rounds.items() if count >= strikes)

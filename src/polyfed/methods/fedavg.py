@@ -50,7 +50,9 @@ class FedAvg(Method):
             updates.add(k, reply.weights("model"), self.weight(reply), times=self.server_lr)
         server.state["model"] = apply_update(server, model, updates.mean())  # theta + sum_k p_k (theta_k - theta)
 
-    @step(down={"model": WeightsField()}, up={"model": WeightsField(), "samples": ScalarField(least=0)})
+    @step(
+        down={"model": WeightsField()}, up={"model": WeightsField(), "samples": ScalarField(least=0, most="samples")}
+    )
     def train(self, client: Client, msg: Payload) -> Reply:
         self.receive(client, msg)
         self.learn(client)

@@ -77,7 +77,11 @@ class FedNova(FedProx):
 
     @step(
         down={"model": WeightsField()},
-        up={"model": WeightsField(), "samples": ScalarField(least=0), "normaliser": ScalarField(least=0)},
+        up={
+            "model": WeightsField(),
+            "samples": ScalarField(least=0, most="samples"),
+            "normaliser": ScalarField(least=0),
+        },
     )
     def train(self, client: Client, msg: Payload) -> Reply:
         self.receive(client, msg)

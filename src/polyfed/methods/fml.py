@@ -65,7 +65,7 @@ class FML(Method):
 
     @step(
         down={"auxiliary": ScalarField("text"), "meme": TreeField()},
-        up={"meme": TreeField(like="meme"), "samples": ScalarField(least=0)},
+        up={"meme": TreeField(like="meme"), "samples": ScalarField(least=0, most="samples")},
     )
     def train(self, client: Client, msg: Payload) -> Reply:
         meme = client.build(msg.text("auxiliary"))

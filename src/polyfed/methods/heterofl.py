@@ -109,7 +109,7 @@ class HeteroFL(Method):
         down={"model": TreeField(), "rate": ScalarField(least=0)},
         up={
             "model": TreeField(like="model"),
-            "samples": ScalarField(least=0),
+            "samples": ScalarField(least=0, most="samples"),
             "present": TensorField(("classes",), torch.bool, optional=True),
         },
     )
@@ -161,7 +161,7 @@ class HeteroFL(Method):
 
     @step(
         down={"model": TreeField(), "rate": ScalarField(least=0)},
-        up={"statistics": WeightsField("statistics"), "samples": ScalarField(least=0)},
+        up={"statistics": WeightsField("statistics"), "samples": ScalarField(least=0, most="samples")},
     )
     def measure(self, client: Client, msg: Payload) -> Reply:
         """Measure BatchNorm statistics in one pass over the client's data; a single sample has none."""

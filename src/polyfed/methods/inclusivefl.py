@@ -110,7 +110,9 @@ class InclusiveFL(Method):
                         )
         return Update(change, merged.weight)
 
-    @step(down={"model": WeightsField()}, up={"model": WeightsField(), "samples": ScalarField(least=0)})
+    @step(
+        down={"model": WeightsField()}, up={"model": WeightsField(), "samples": ScalarField(least=0, most="samples")}
+    )
     def train(self, client: Client, msg: Payload) -> Reply:
         self.adopt(client, msg)
         client.fit()

@@ -38,7 +38,10 @@ class LGFedAvg(Method):
             mean.add(reply.weights("head"), reply.number("samples") if self.weights == "samples" else 1.0)
         server.state["head"] = mean.result(server.memory.weights("head"))  # h <- sum_k p_k h_k
 
-    @step(down={"head": WeightsField("head")}, up={"head": WeightsField("head"), "samples": ScalarField(least=0)})
+    @step(
+        down={"head": WeightsField("head")},
+        up={"head": WeightsField("head"), "samples": ScalarField(least=0, most="samples")},
+    )
     def train(self, client: Client, msg: Payload) -> Reply:
         client.load(msg.weights("head"), into=client.model.head)
         client.fit()

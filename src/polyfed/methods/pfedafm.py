@@ -71,7 +71,7 @@ class PFedAFM(Method):
 
     @step(
         down={"auxiliary": ScalarField("text"), "extractor": TreeField()},
-        up={"extractor": TreeField(like="extractor"), "samples": ScalarField(least=0)},
+        up={"extractor": TreeField(like="extractor"), "samples": ScalarField(least=0, most="samples")},
     )
     def train(self, client: Client, msg: Payload) -> Reply:
         received = msg.weights("extractor")

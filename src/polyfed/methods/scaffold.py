@@ -69,7 +69,11 @@ class Scaffold(FedAvg):
 
     @step(
         down={"model": WeightsField(), "control": TreeField()},
-        up={"model": WeightsField(), "samples": ScalarField(least=0), "control": TreeField(like="control")},
+        up={
+            "model": WeightsField(),
+            "samples": ScalarField(least=0, most="samples"),
+            "control": TreeField(like="control"),
+        },
     )
     def train(self, client: Client, msg: Payload) -> Reply:
         self.receive(client, msg)

@@ -69,7 +69,7 @@ class ScaleFL(HeteroFL):
         down={"model": TreeField(), "rate": ScalarField(least=0), "distils": ScalarField("flag")},
         up={
             "model": TreeField(like="model"),
-            "samples": ScalarField(least=0),
+            "samples": ScalarField(least=0, most="samples"),
             "present": TensorField(("classes",), torch.bool, optional=True),
         },
     )

@@ -127,16 +127,17 @@ def run_on_serial(
     memory: int = 1 << 30,
     selected: Callable[[int], tuple[str, ...]] | None = None,
     store: StateStore | None = None,
+    max_ratio: float | None = None,
 ) -> Outcome:
     """Run all rounds of a server on the serial engine, or on the engine that `wrap` puts around it.
 
     With `evaluate`, clients are evaluated before the first round and after every round. `selected` gives the clients
-    of a round.
+    of a round. `max_ratio` is `failures.max_ratio` of the config.
     """
     states = store or MemoryStore()
     method = maker.method
     engine: Engine = SerialEngine(Host(maker, states, memory, 1 << 30))
-    door = Door(method, wrap(engine) if wrap else engine, server.roster)
+    door = Door(method, wrap(engine) if wrap else engine, server.roster, max_ratio=max_ratio)
     loop = _RecordingLoop(method, server, door, select=selected, measures=MEASURES if evaluate else ())
     outcome = Outcome(server.state, door.ledger, states)
     with one_torch_thread():

@@ -132,6 +132,7 @@ class ToyFederation:
         evaluate: bool = False,
         memory: int = 1 << 30,
         selected: Callable[[int], tuple[str, ...]] | None = None,
+        max_ratio: float | None = None,
     ) -> Outcome:
         """Run all rounds on the serial engine, or on the engine that `wrap` puts around it."""
         chosen = config or self.config()
@@ -146,6 +147,7 @@ class ToyFederation:
             memory=memory,
             selected=selected,
             store=FolderStore(self.new_folder()),
+            max_ratio=max_ratio,
         )
 
     def reference(self) -> Reference:

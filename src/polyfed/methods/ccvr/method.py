@@ -92,7 +92,9 @@ class CCVR(Method):
             mean.add(reply.weights("model"), reply.number("samples"))
         server.state["model"] = mean.result(server.memory.weights("model"))  # FedAvg
 
-    @step(down={"model": WeightsField()}, up={"model": WeightsField(), "samples": ScalarField(least=0)})
+    @step(
+        down={"model": WeightsField()}, up={"model": WeightsField(), "samples": ScalarField(least=0, most="samples")}
+    )
     def train(self, client: Client, msg: Payload) -> Reply:
         client.load(msg.weights("model"))
         client.fit()

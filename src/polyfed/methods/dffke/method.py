@@ -119,7 +119,7 @@ class DFFKE(Method):
         up={
             "model": WeightsField("model"),
             "embeddings": TensorField((samples, "features"), by_sample=True),
-            "labels": TensorField((samples,), torch.int32, optional=True),
+            "labels": TensorField((samples,), torch.int32, least=0, most="label", optional=True),
             "outputs": TensorField((samples, "classes"), optional=True, by_sample=True),
         }
     )
@@ -182,7 +182,7 @@ class DFFKE(Method):
         batches = exchange_batches(client, msg, images, self.batch)
         distill([client.model], batches, lambda b: kl_divergence(client.model(b.images), b.targets), lr=self.lr)
 
-    @step(up={"epochs": ScalarField(least=0), "accuracy": ScalarField(least=0)})
+    @step(up={"epochs": ScalarField(least=0), "accuracy": ScalarField(least=0, most=1)})
     def train(self, client: Client, msg: Payload) -> Reply:
         """Lines 4 and 5: local training (Eq. 9)."""
         epochs, accuracy = train_to_accuracy(client, self.tau, self.max_local_epochs)

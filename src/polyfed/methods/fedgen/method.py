@@ -85,8 +85,8 @@ class FedGen(Method):
         down={"head": WeightsField("head"), "generator": TreeField(), "shares": TensorField(("classes",))},
         up={
             "head": WeightsField("head"),
-            "samples": ScalarField(least=0),
-            "labels": TensorField(("classes",), torch.int32, optional=True),
+            "samples": ScalarField(least=0, most="samples"),
+            "labels": TensorField(("classes",), torch.int32, least=0, most="samples", optional=True),
         },
     )
     def train(self, client: Client, msg: Payload) -> Reply:

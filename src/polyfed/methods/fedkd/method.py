@@ -93,7 +93,7 @@ class FedKD(Method):
             "mentee": TreeField(),
             "update": TreeField(),
         },
-        up={"update": TreeField(), "samples": ScalarField(least=0)},
+        up={"update": TreeField(), "samples": ScalarField(least=0, most="samples")},
     )
     def train(self, client: Client, msg: Payload) -> Reply:
         received = msg.weights("mentee") or apply_update(client.memory.weights("mentee"), msg["update"])

@@ -70,7 +70,7 @@ class Moon(FedAvg):
         down={"model": WeightsField(), "projection": TreeField(optional=True)},
         up={
             "model": WeightsField(),
-            "samples": ScalarField(least=0),
+            "samples": ScalarField(least=0, most="samples"),
             "projection": TreeField(like="projection", optional=True),
         },
     )
