@@ -66,7 +66,7 @@ def test_a_site_that_sends_damaged_payloads_is_left_out_and_named(federation: Fe
     result = federation.run(
         {**QUICK, "name": "damaged", "method": {"name": "fedproto"}, "failures": {"min_replies": 1}}, tmp_path / "run"
     )
-    assert [(failure["client"], failure["kind"]) for failure in result["failures"]] == [("ben", "refused")]
+    assert [(failure["client"], failure["kind"]) for failure in result["failures"]] == [("ben", "rejected")]
     assert "damaged" in result["failures"][0]["message"]
 
 

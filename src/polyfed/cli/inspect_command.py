@@ -141,7 +141,7 @@ def explanations(run: RunRecord, uploads: Sequence[UploadSummary], *, at_site: b
     """Explain the table of uploads to a reader who has to judge privacy but does not know the method."""
     from polyfed.report.uploads import describe_privacy_cost
 
-    refused = sum(failure.get("kind") == "refused" for failure in run.failures)
+    refused = sum(failure.get("kind") in ("refused", "rejected") for failure in run.failures)
     total = sum(upload.bytes for upload in uploads)
     if at_site:
         sentences = [
