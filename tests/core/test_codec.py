@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from polyfed.core.class_tables import ClassTable
-from polyfed.core.codec import DTYPES, MAGIC, content_hash, decode, encode, read_header
+from polyfed.core.codec import content_hash, decode, encode
+from polyfed.core.message_header import DTYPES, MAGIC, read_header
 from polyfed.core.payload import Payload
 from polyfed.errors import PayloadError
 

@@ -12,7 +12,8 @@ import torch
 from polyfed.core import ScalarField, TableField, TensorField, TreeField, WeightsField
 from polyfed.core.class_tables import ClassTable
 from polyfed.core.client_profile import Profile
-from polyfed.core.codec import decode, encode, read_header
+from polyfed.core.codec import decode, encode
+from polyfed.core.message_header import read_header
 from polyfed.core.payload import Payload
 from polyfed.core.schema import Field, check_header, check_values
 from polyfed.errors import PayloadError

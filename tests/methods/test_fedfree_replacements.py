@@ -13,7 +13,8 @@ from torch import Tensor
 
 from polyfed import catalogue
 from polyfed.core import rng
-from polyfed.core.codec import decode, encode, read_header
+from polyfed.core.codec import decode, encode
+from polyfed.core.message_header import read_header
 from polyfed.core.payload import Payload
 from polyfed.core.schema import check_header
 from polyfed.core.server import Server

@@ -16,7 +16,8 @@ from polyfed.core import ClassTable, Client, rng
 from polyfed.core.averaging import WeightedMean
 from polyfed.core.class_tables import mean_over_clients
 from polyfed.core.client import weights_of
-from polyfed.core.codec import encode, read_header
+from polyfed.core.codec import encode
+from polyfed.core.message_header import read_header
 from polyfed.core.payload import Payload
 from polyfed.core.schema import TreeField, check_header
 from polyfed.errors import InputError, PayloadError

@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from polyfed.core.client_profile import Profile
-from polyfed.core.codec import MessageHeader, decode, encode, encode_each, read_header
+from polyfed.core.codec import decode, encode, encode_each
 from polyfed.core.engine import INITIAL, Answer, Call, Engine, Failure, Task, rejection
 from polyfed.core.evaluation import Evaluator
 from polyfed.core.ledger import Ledger
+from polyfed.core.message_header import MessageHeader, read_header
 from polyfed.core.method import Method, Outgoing
 from polyfed.core.payload import Payload
 from polyfed.core.reply_magnitudes import ReplyMagnitudes

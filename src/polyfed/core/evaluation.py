@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from polyfed.core.client_profile import Layout, Profile
-from polyfed.core.codec import Frame, decode, encode, encode_each, read_header
+from polyfed.core.codec import Frame, decode, encode, encode_each
 from polyfed.core.engine import INITIAL, Call, Task, rejection
 from polyfed.core.evaluation_reply import EvaluationReply, read_reply
+from polyfed.core.message_header import read_header
 from polyfed.core.method import Outgoing
 from polyfed.core.model_probes import SAMPLES, ProbeKind
 from polyfed.core.payload import Payload

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, int64
 
-from polyfed.core.codec import decode, read_header
+from polyfed.core.codec import decode
+from polyfed.core.message_header import read_header
 from polyfed.core.method import Method
 from polyfed.core.payload import Payload, Value
 from polyfed.errors import PayloadError

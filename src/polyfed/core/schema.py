@@ -15,7 +15,7 @@ import torch
 
 from polyfed.core.class_tables import ClassTable
 from polyfed.core.client_profile import Layout, Profile
-from polyfed.core.codec import DTYPES, MessageHeader, TensorHeader
+from polyfed.core.message_header import DTYPES, MessageHeader, TensorHeader
 from polyfed.core.payload import Payload, Value
 from polyfed.errors import PayloadError
 

@@ -18,8 +18,8 @@ from typing import Any
 
 from polyfed.config import Config, parse, size_in_bytes
 from polyfed.core.client_host import ClientMaker, Host
-from polyfed.core.codec import read_header
 from polyfed.core.engine import Answer, Call, Failure, Task, TrainingStats
+from polyfed.core.message_header import read_header
 from polyfed.core.model_probes import PROBES
 from polyfed.core.step import combined
 from polyfed.deploy.offers import Offer

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from polyfed.core.codec import read_header
+from polyfed.core.message_header import read_header
 from polyfed.errors import StateError
 from polyfed.runs.atomic_files import sync_file, sync_folder, write_atomically
 

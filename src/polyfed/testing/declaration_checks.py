@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from polyfed.core import needs as needs_room
-from polyfed.core.codec import read_header
+from polyfed.core.message_header import read_header
 from polyfed.errors import InputError
 from polyfed.testing.battery import check
 from polyfed.testing.toy_federation import CLASS_COUNTS, ToyFederation

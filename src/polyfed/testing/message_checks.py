@@ -11,7 +11,8 @@ from torch import Tensor
 from polyfed.core.class_tables import ClassTable
 from polyfed.core.client import Client
 from polyfed.core.client_profile import Profile
-from polyfed.core.codec import content_hash, decode, encode, read_header
+from polyfed.core.codec import content_hash, decode, encode
+from polyfed.core.message_header import read_header
 from polyfed.core.payload import Payload
 from polyfed.core.schema import Schema, TreeField, check_finite, check_header
 from polyfed.core.step import Reply, combined

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from polyfed.core.codec import DTYPES, MessageHeader, TensorHeader
+from polyfed.core.message_header import DTYPES, MessageHeader, TensorHeader
 from polyfed.core.payload import Payload, Value
 from polyfed.core.schema import CheckContext, Field, ScalarField, TreeField
 from polyfed.errors import PayloadError
