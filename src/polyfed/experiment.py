@@ -27,7 +27,7 @@ from polyfed.engines import ray_cluster
 from polyfed.errors import PolyfedError, RunError
 from polyfed.federation import analysis_probes, round_metrics
 from polyfed.federation.engine_factory import make_engine
-from polyfed.federation.failure_policy import check_failures, left_out
+from polyfed.federation.failure_policy import FailurePolicy
 from polyfed.federation.server_federation import ServerFederation
 from polyfed.federation.simulation import SimulatedFederation
 from polyfed.federation.summary import summary
@@ -73,7 +73,7 @@ class Experiment:
         with one_torch_thread():
             self.server = self.federation.check(self.roster)
         self._stop = False
-        self._left_out: frozenset[str] = frozenset()  # clients whose replies were rejected too often
+        self._failures = FailurePolicy(self.config.failures, self.federation.selected_clients)
 
     def run(self) -> Result:
         """Run all rounds, from the last valid checkpoint if there is one, and return the result."""
@@ -96,13 +96,11 @@ class Experiment:
         try:
             loop = self._round_loop(engine)
             history = self._start(checkpoints, loop.door)
-            self._left_out = left_out(history, self.config.failures.strikes)
+            self._failures.update(history)
             saved_at = time.monotonic()
             for number in range(len(history) + 1, self.config.rounds + 1):
                 history.append(self._round(loop, number))
-                self._leave_out(history)
-                if not isinstance(self.config.failures.min_replies, int):
-                    check_failures(history, self.federation.selected_clients)
+                self._note(*self._failures.update(history))
                 last = number == self.config.rounds
                 due = time.monotonic() - saved_at >= self.config.checkpoint.seconds
                 if last or due or self._stop:
@@ -136,7 +134,7 @@ class Experiment:
             federation.method,
             self.server,
             door,
-            select=self._selected_clients,
+            select=self._failures.selected_clients,
             measures=self._measures(),
             metrics=round_metrics.requested(config.evaluate),
             evaluate_every=config.evaluate.every,
@@ -149,16 +147,11 @@ class Experiment:
     def _start(self, checkpoints: Checkpoints, door: Door) -> list[RoundRecord]:
         """Restore the newest valid checkpoint, if there is one. Return the records of the rounds done so far."""
         last, older, damaged = checkpoints.load_latest()
-        for message in damaged:
-            self._note(message)
+        self._note(*damaged)
         history: list[RoundRecord] = []
         if last is None:
             self.folder.event("started", rounds=self.config.rounds, clients=self.config.clients)
-            for message in (
-                *self.federation.notes,
-                *round_metrics.notes(self.config.evaluate, self.federation.method),
-            ):
-                self._note(message)
+            self._note(*self.federation.notes, *round_metrics.notes(self.config.evaluate, self.federation.method))
         else:
             self.server.state, door.ledger, history = last.server, last.ledger, last.history
             door.checkpoint_versions = [*older, dict(last.ledger.versions)]
@@ -242,18 +235,6 @@ class Experiment:
 
     # helpers
 
-    def _selected_clients(self, number: int) -> tuple[str, ...]:
-        """Return the clients of a round, without those that are left out for good."""
-        return tuple(name for name in self.federation.selected_clients(number) if name not in self._left_out)
-
-    def _leave_out(self, history: list[RoundRecord]) -> None:
-        """Leave out clients whose replies were rejected too often, and say so."""
-        strikes = self.config.failures.strikes
-        excluded = left_out(history, strikes)
-        for client in sorted(excluded - self._left_out):
-            self._note(f"client {client} is left out from now on: its replies were rejected in {strikes} rounds")
-        self._left_out = excluded
-
     def _recorded_code(self) -> Mapping[str, str]:
         """Return the digests of the code that the run started with; files may have changed since."""
         recorded = self.folder.config().get("versions")
@@ -277,10 +258,11 @@ class Experiment:
         """The command that resumes the run after a stop."""
         return f"polyfed resume {self.folder.path}" if self.engine is None else "the same command"
 
-    def _note(self, message: str) -> None:
-        self.folder.event("note", message=message)
-        for observer in self.observers:
-            observer.note(message)
+    def _note(self, *messages: str) -> None:
+        for message in messages:
+            self.folder.event("note", message=message)
+            for observer in self.observers:
+                observer.note(message)
 
     @contextlib.contextmanager
     def _handle_signals(self) -> Iterator[None]:

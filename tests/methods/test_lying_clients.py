@@ -7,7 +7,7 @@ from tests.methods.lying_clients import LIES, LyingEngine
 from tests.methods.test_battery import METHODS, SMALL
 
 from polyfed import catalogue
-from polyfed.core.schema import check_finite
+from polyfed.core.finite_values import check_finite
 from polyfed.testing.toy_federation import ToyFederation
 
 MAX_RATIO = 1e4  # as in the config

@@ -18,12 +18,13 @@ from polyfed.core.client import Client, copy_into, weights_of
 from polyfed.core.codec import decode, encode
 from polyfed.core.engine import INITIAL, Answer, Call, Failure, StateStore, Task, TrainingStats
 from polyfed.core.evaluation_reply import check_metrics, evaluate_predictions, metrics_of_way
+from polyfed.core.finite_values import check_finite
 from polyfed.core.guard import Guard, Released, ReleaseLog
 from polyfed.core.message_header import MessageHeader, read_header
 from polyfed.core.method import Method
 from polyfed.core.model_probes import PROBES, run_probe
 from polyfed.core.payload import Payload, Value, detached_copy
-from polyfed.core.schema import check_finite, check_header
+from polyfed.core.schema import check_header
 from polyfed.core.step import combined
 from polyfed.errors import PayloadError, PolyfedError, StateError
 from polyfed.training import Samples

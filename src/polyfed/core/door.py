@@ -14,13 +14,14 @@ from polyfed.core.client_profile import Profile
 from polyfed.core.codec import decode, encode, encode_each
 from polyfed.core.engine import INITIAL, Answer, Call, Engine, Failure, Task, rejection
 from polyfed.core.evaluation import Evaluator
+from polyfed.core.finite_values import check_finite
 from polyfed.core.ledger import Ledger
 from polyfed.core.message_header import MessageHeader, read_header
 from polyfed.core.method import Method, Outgoing
 from polyfed.core.payload import Payload
 from polyfed.core.reply_magnitudes import ReplyMagnitudes
 from polyfed.core.round_stats import RoundStats
-from polyfed.core.schema import TreeField, check_finite, check_header, check_values
+from polyfed.core.schema import TreeField, check_header, check_values
 from polyfed.core.step import Messages, combined
 from polyfed.errors import PayloadError, RunError
 

@@ -14,10 +14,10 @@ from polyfed.core.codec import decode, encode
 from polyfed.core.cohort import Cohort
 from polyfed.core.door import Door, OutlierRepliesError, TooFewRepliesError
 from polyfed.core.evaluation import Evaluation
+from polyfed.core.finite_values import check_finite
 from polyfed.core.method import Method
 from polyfed.core.payload import State
 from polyfed.core.round_stats import RoundStats
-from polyfed.core.schema import check_finite
 from polyfed.core.server import Server
 from polyfed.errors import PayloadError, PolyfedError
 from polyfed.training.metrics import CONFUSION

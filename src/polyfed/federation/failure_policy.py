@@ -4,10 +4,35 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from polyfed.config.sections import FailuresConfig
 from polyfed.errors import RunError
 from polyfed.runs.records import RoundRecord
+
+
+@dataclass
+class FailurePolicy:
+    """What failures of clients mean for the rounds that follow."""
+
+    settings: FailuresConfig
+    all_selected_clients: Callable[[int], tuple[str, ...]]  # clients of a round, with those that are left out
+    left_out: frozenset[str] = frozenset()  # clients whose replies were rejected too often
+
+    def selected_clients(self, number: int) -> tuple[str, ...]:
+        """Return the clients of a round."""
+        return tuple(name for name in self.all_selected_clients(number) if name not in self.left_out)
+
+    def update(self, history: Sequence[RoundRecord]) -> list[str]:
+        """Take the rounds so far into account. Return notes for the user. Raise RunError if the run must end."""
+        before, self.left_out = self.left_out, left_out(history, self.settings.strikes)
+        if history and not isinstance(self.settings.min_replies, int):
+            check_failures(history, self.all_selected_clients)
+        return [
+            f"client {client} is left out from now on: its replies were rejected in {self.settings.strikes} rounds"
+            for client in sorted(self.left_out - before)
+        ]
 
 
 def check_failures(history: Sequence[RoundRecord], selected_clients: Callable[[int], Collection[str]]) -> None:

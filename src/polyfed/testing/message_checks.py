@@ -12,9 +12,10 @@ from polyfed.core.class_tables import ClassTable
 from polyfed.core.client import Client
 from polyfed.core.client_profile import Profile
 from polyfed.core.codec import content_hash, decode, encode
+from polyfed.core.finite_values import check_finite
 from polyfed.core.message_header import read_header
 from polyfed.core.payload import Payload
-from polyfed.core.schema import Schema, TreeField, check_finite, check_header
+from polyfed.core.schema import Schema, TreeField, check_header
 from polyfed.core.step import Reply, combined
 from polyfed.errors import PayloadError
 from polyfed.testing.battery import check
