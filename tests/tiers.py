@@ -49,6 +49,7 @@ SLOW: dict[str, tuple[str, ...]] = {
         "tests/guards/test_privacy_runs.py",
         "tests/guards/test_privacy_sites.py",
         "tests/runs/test_code_changes.py",
+        "tests/cli/test_cli_alternatives.py",
         "tests/cli/test_cli_compare.py",
         "tests/cli/test_cli_overrides_and_sweeps.py",
         "tests/test_metrics.py",

@@ -77,6 +77,7 @@ def test_every_preset_is_a_config_whose_method_and_models_exist() -> None:
 HEAVY = {"torch", "pydantic", "sklearn", "scipy", "datasets", "pyarrow"}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("code", "forbidden"),
     [

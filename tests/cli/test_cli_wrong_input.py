@@ -78,6 +78,7 @@ def test_four_architectures_under_fedavg(capsys: pytest.CaptureFixture[str]) -> 
     assert {"feddistill", "fedproto", "lg-fedavg", "local"} <= set(works) and "fedavg" not in works
 
 
+@pytest.mark.processes
 def test_a_refusal_from_the_shell_leaves_no_process_behind() -> None:
     code = "import sys; from polyfed.cli.app import main; sys.exit(main())"
     command = [sys.executable, "-c", code, "run", "quickstart", "method=fedavg"]

@@ -214,7 +214,7 @@ def test_built_in_trackers_can_be_created() -> None:
     ]
 
 
-def test_resumed_run_continues_in_the_same_tracker_runs(tmp_path: Path) -> None:
+def test_resumed_run_continues_in_the_same_tracker_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stop a run by SIGTERM and resume it: MLflow has each round once."""
     from mlflow import MlflowClient
 
@@ -231,12 +231,13 @@ def test_resumed_run_continues_in_the_same_tracker_runs(tmp_path: Path) -> None:
     )
     done = warm_processes.run("-c", script, str(folder))
     assert "stopped after round" in done.stderr
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # as polyfed sets it in the process of the run
     client = MlflowClient((tmp_path / "mlruns").as_uri())
     experiment = client.get_experiment_by_name("polyfed")
     assert experiment is not None
     (mlflow_run,) = client.search_runs([experiment.experiment_id])
     assert mlflow_run.info.status == "KILLED"
-    polyfed.api.resume(folder)
+    polyfed.resume(folder)
     (mlflow_run,) = client.search_runs([experiment.experiment_id])
     assert mlflow_run.info.status == "FINISHED"
     assert [point.step for point in client.get_metric_history(mlflow_run.info.run_id, "loss")] == [1, 2, 3, 4]
