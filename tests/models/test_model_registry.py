@@ -108,11 +108,11 @@ def test_wrong_entries_say_what_is_wrong(entry: dict[str, Any], sentence: str) -
 
 
 def test_unknown_names_point_to_the_nearest() -> None:
-    with pytest.raises(InputError, match="Unknown model 'resnet-18'; did you mean 'resnet18'"):
+    with pytest.raises(InputError, match="unknown model 'resnet-18'; did you mean 'resnet18'"):
         build("resnet-18", shape=SHAPE, classes=10)
-    with pytest.raises(InputError, match="Unknown model group 'tiny5'; did you mean 'tiny4'"):
+    with pytest.raises(InputError, match="unknown model group 'tiny5'; did you mean 'tiny4'"):
         group("tiny5")
-    with pytest.raises(InputError, match="Unknown model 'resnett18'"):
+    with pytest.raises(InputError, match="unknown model 'resnett18'"):
         describe("resnett18")
 
 

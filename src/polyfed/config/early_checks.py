@@ -58,8 +58,8 @@ def _check_models(config: Config) -> None:
     for entry in entries:
         name = ModelSpec.of(entry).name
         if name not in built_in_models() and name not in own:
-            group = f" There is a group of this name: models.group={name}." if name in GROUPS else ""
-            raise InputError(f"Unknown model '{name}'; {nearest(name, {*built_in_models(), *own})}.{group}")
+            group = f"; there is a group of this name: models.group={name}" if name in GROUPS else ""
+            raise InputError(f"unknown model '{name}'; {nearest(name, {*built_in_models(), *own})}{group}")
 
 
 def _registered(module: str, function: str) -> Collection[str]:

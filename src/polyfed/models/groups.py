@@ -114,7 +114,7 @@ GROUPS = {group.name: group for group in _GROUPS}
 def model_group(name: str) -> ModelGroup:
     """Return the group of this name; raise InputError if there is none."""
     if name not in GROUPS:
-        raise InputError(f"Unknown model group '{name}'; {nearest(name, GROUPS)}.")
+        raise InputError(f"unknown model group '{name}'; {nearest(name, GROUPS)}")
     return GROUPS[name]
 
 

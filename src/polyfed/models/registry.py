@@ -118,7 +118,7 @@ def build(spec: ModelSpec | str, *, shape: Shape, classes: int) -> SplitModel:
     if custom is not None:
         return build_custom(spec, custom.factory, custom.head, shape, classes)
     if spec.name not in ARCHITECTURES:
-        raise InputError(f"Unknown model '{spec.name}'; {nearest(spec.name, names())}.")
+        raise InputError(f"unknown model '{spec.name}'; {nearest(spec.name, names())}")
     architecture = ARCHITECTURES[spec.name]
     if architecture.takes == "picture":
         backbone, channels = _image_backbone(spec, architecture, _image_shape(spec, shape))
