@@ -82,7 +82,7 @@ SETTING = (
     "Fashion-MNIST, 6,000 training and 2,000 test samples, 100 clients, 10 % of them in a round, Dirichlet 0.5, "
     "`tiny-resnets` cut by stages (20 clients each, from the smallest to the largest), 5 local epochs, batch 64, Adam "
     "0.001, uniform weights. Accuracy is on the common test set, mean over clients: all clients of an architecture "
-    "hold the same model, so that the five architectures count alike."
+    "hold the same model, so the five architectures have equal weight."
 )
 CLAIM = (
     "The paper (full-size ResNet-10 to 26, all 60,000 samples, 500 rounds) reports gains of 1.2 to 3.1 points for the "
@@ -110,7 +110,7 @@ def main() -> None:
         f"Written by `scripts/results_inco.py` from its run folders; seeds {chosen.seeds}, mean and standard deviation "
         f"over seeds, in percent. CPU-sized settings: not comparable with any published number.\n",
         f"{SETTING} {rounds} rounds, measured every 10. *Final* is the last round, *best* the best measured one, chosen "
-        "on test data. *Gain* is the mean over seeds of the difference within a seed, with its deviation.\n",
+        "on test data. *Gain* is the mean over seeds of the difference within a seed, with its standard deviation.\n",
         CLAIM + "\n",
         pages.versions(chosen.out),
     ]

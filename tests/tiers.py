@@ -27,6 +27,7 @@ SLOW: dict[str, tuple[str, ...]] = {
         "tests/cli/test_cli_new_method.py",
         "tests/cli/test_cli_progress.py",
         "tests/docs/",
+        "tests/test_core_install.py",
         "tests/test_same_bits.py",
         "tests/trackers/",
     ),
