@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from polyfed.cli.app import main
 from polyfed.config import parse
 from polyfed.deploy.coordinator import Coordinator
 from polyfed.deploy.processes import require_flower
+from polyfed.errors import InputError
 from polyfed.runs.folder import RunFolder
 
 QUICK: dict[str, Any] = {
@@ -52,6 +54,13 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
             yield Federation(coordinator, consortium)
 
 
+def test_a_second_coordinator_is_refused(federation: Federation) -> None:
+    home = federation.coordinator.home
+    second = Coordinator(home, logging.getLogger("polyfed").warning)
+    with pytest.raises(InputError, match="another coordinator uses"):
+        second.__enter__()
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_flower_is_bit_identical_to_serial(method: str, federation: Federation, tmp_path: Path) -> None:
     settings = {**QUICK, **METHODS[method]}
@@ -60,6 +69,7 @@ def test_flower_is_bit_identical_to_serial(method: str, federation: Federation, 
     assert flower["state_hash"] == serial["state_hash"]
     assert flower["bytes"] == serial["bytes"]
     assert flower["failures"] == []
+    assert stat.S_IMODE((tmp_path / "flower").stat().st_mode) == 0o700  # it holds what sites uploaded
 
 
 def test_a_site_that_sends_damaged_payloads_is_left_out_and_named(federation: Federation, tmp_path: Path) -> None:

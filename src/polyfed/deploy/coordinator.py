@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import fcntl
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +27,23 @@ from polyfed.runs.records import Result
 
 START_SECONDS = 60.0
 Notify = Callable[[str], None]
+
+
+@contextlib.contextmanager
+def exclusive(home: Path) -> Iterator[None]:
+    """Hold the lock of a coordinator's folder. Raise InputError if another coordinator holds it.
+
+    The lock ends with the process, even if it is killed.
+    """
+    descriptor = os.open(home / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise InputError(f"another coordinator uses {home}; stop it, or choose another folder with --home") from None
+    else:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @dataclass
@@ -52,6 +71,8 @@ class Coordinator:
         self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.home.chmod(0o700)  # the folder may have existed before, and Flower's database holds all payloads
         with contextlib.ExitStack() as stack:
+            stack.enter_context(exclusive(self.home))
+            stack.callback(os.umask, os.umask(0o077))  # run folders hold what sites uploaded: nobody else reads them
             # bind the gateway first, so that an address in use is reported at once
             self._internal = self._internal_certificates()
             self._superlink_port = free_port()

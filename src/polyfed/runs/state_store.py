@@ -19,6 +19,7 @@ class FolderStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._synced: dict[str, int] = {}  # states that are known to be on disk: version by client
         folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, client: str, version: int) -> Path:
@@ -42,10 +43,13 @@ class FolderStore:
                 self.path(client, version).unlink()
 
     def sync(self, versions: Mapping[str, int]) -> None:
-        """Flush these states to disk."""
-        for client, version in versions.items():
+        """Flush those of these states to disk that are new since the last call."""
+        changed = {client: version for client, version in versions.items() if self._synced.get(client) != version}
+        for client, version in changed.items():
             sync_file(self.path(client, version))
-        sync_folder(self.folder)
+        if changed:
+            sync_folder(self.folder)
+        self._synced.update(changed)
 
     def verify(self, versions: Mapping[str, int], digests: Mapping[str, str]) -> None:
         """Raise StateError unless all these states exist, are undamaged and have the recorded digests."""
@@ -54,6 +58,7 @@ class FolderStore:
             read_header(frame)
             if frame[4:36].hex() != digests[client]:
                 raise StateError(f"the state of client {client} is not the one that was saved")
+        self._synced.update(versions)  # the checkpoint that names them was written after them
 
     def read_releases(self, client: str) -> bytes:
         """Return the record of what a client has released so far, or empty bytes if there is none."""
