@@ -154,6 +154,7 @@ GROUPS = {
     "res34-htc4": "resnet34 resnet34 resnet34 resnet34",
     "tiny4": "tiny-cnn tiny-resnet tiny-mobile tiny-mlp",
     "tiny-resnets": "tiny-resnet10 tiny-resnet14 tiny-resnet18 tiny-resnet22 tiny-resnet26",
+    "tiny-resnets3": "tiny-resnet10 tiny-resnet14 tiny-resnet18",
     "tiny-vits": "tiny-vit-2 tiny-vit-3 tiny-vit-4 tiny-vit-5 tiny-vit-6",
     "tiny-widths": "tiny-resnet-wide@0.25 tiny-resnet-wide@0.375 tiny-resnet-wide@0.5 tiny-resnet-wide@0.75 "
     "tiny-resnet-wide",
