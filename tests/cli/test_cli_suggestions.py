@@ -93,3 +93,8 @@ def test_few_names_are_listed_and_many_only_without_a_suggestion() -> None:
     assert nearest("nam7", many) == "did you mean 'name7'?"
     assert nearest("other", many).startswith("Known: name0, name1")
     assert nearest("other", []) == "there is none"
+
+
+def test_a_dotted_key_outside_of_a_command_line_is_written_as_a_mapping() -> None:
+    with pytest.raises(InputError, match=r"unknown key 'engine.name'; write a mapping: engine: \{name: ...\}"):
+        parse({"engine.name": "serial"})

@@ -116,6 +116,13 @@ def test_method_pages_show_the_options_of_the_code(pages: dict[Path, Page]) -> N
     assert missing == []
 
 
+def test_the_page_on_figures_lists_all_kinds() -> None:
+    from polyfed.report.figure_kinds import KINDS
+
+    text = (ROOT / "docs" / "report.md").read_text(encoding="utf-8")
+    assert [kind for kind in KINDS if f"| `{kind}` |" not in text] == []
+
+
 def test_links_between_files_of_the_repository_are_not_dead() -> None:
     """README and docs are also read without the site."""
     dead = []

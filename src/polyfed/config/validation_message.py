@@ -20,6 +20,9 @@ def validation_message(error: ValidationError, root: type[BaseModel]) -> str:
         inside = f" in '{'.'.join(keys[:-1])}'" if keys[:-1] else ""
         meant = meant_key(".".join(keys), all_keys(root))
         hint = nearest(keys[-1], known) if meant is None else f"did you mean '{meant}'?"
+        if meant == keys[-1] and "." in meant:  # a dotted key, which only command lines have
+            first, _, rest = meant.partition(".")
+            hint = f"write a mapping: {first}: {{{rest}: ...}}"
         return f"unknown key '{keys[-1]}'{inside}; {hint}"
     reason = problem["msg"].removeprefix("Value error, ")
     reason = (reason[0].lower() + reason[1:]).replace("input should be", "expected")
