@@ -146,17 +146,21 @@ def supervise(status: socket.socket, request: dict[str, Any], descriptors: list[
     status.sendall(pid.to_bytes(8, "little"))
     _, ended = os.waitpid(pid, 0)
     status.sendall(os.waitstatus_to_exitcode(ended).to_bytes(8, "little", signed=True))
+    os.waitpid(server._process.pid, 0)  # so that its computing time counts as that of the tests
 
 
 def main(control: socket.socket) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps supervisors
+    supervisors: set[int] = set()
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, 16, 5)
+        supervisors -= {pid for pid in supervisors if os.waitpid(pid, os.WNOHANG)[0]}
         if not message:
             return
-        if os.fork() == 0:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        pid = os.fork()
+        if pid:
+            supervisors.add(pid)
+        else:
             control.close()
             with os.fdopen(descriptors[1]) as file:
                 file.seek(0)
@@ -172,9 +176,9 @@ if __name__ == "__main__":
     import torch._dynamo
     import torch._refs  # noqa: F401
 
-    from polyfed.engines import (
-        fork_server,
-        worker,  # noqa: F401  (imports torch)
-    )
+    import polyfed.api
+    import polyfed.experiment
+    import polyfed.federation.simulation  # noqa: F401
+    from polyfed.engines import fork_server, worker  # noqa: F401
 
     main(socket.socket(fileno=int(sys.argv[1])))
