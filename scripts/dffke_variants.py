@@ -22,9 +22,9 @@ from polyfed.methods.dffke.docking import Snapshots
 from polyfed.methods.dffke.exchange import (
     MIN_PROBABILITY,
     DistillationBatch,
-    distill,
     exchange_batches,
     kl_divergence,
+    learn,
     teacher_outputs,
 )
 from polyfed.methods.dffke.messages import Messages, samples, subtree, tree_fields
@@ -74,7 +74,7 @@ class ReverseKL(DFFKE):
 
     def distill(self, client: Client, msg: Payload, images: TransferImages) -> None:
         batches = exchange_batches(client, msg, images, self.batch)
-        distill([client.model], batches, lambda b: reverse_kl(client.model(b.images), b.targets), lr=self.lr)
+        learn(client, [client.model], batches, lambda b: reverse_kl(client.model(b.images), b.targets), self.lr)
 
 
 def reverse_kl(logits: Tensor, targets: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ class EmbeddingLoss(DFFKE):
             codes = Payload(subtree(msg.get(f"{batch.field}_codes"))).tensor(batch.teacher)[batch.rows]
             return kl_divergence(client.model.head(features), batch.targets) + F.mse_loss(docking(features), codes)
 
-        distill([client.model, docking], exchange_batches(client, msg, images, self.batch), loss, lr=self.lr)
+        learn(client, [client.model, docking], exchange_batches(client, msg, images, self.batch), loss, self.lr)
         client.state["docking"] = weights_of(docking)
 
 

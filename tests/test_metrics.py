@@ -13,9 +13,10 @@ from sklearn import metrics as sk
 
 from polyfed.core.client import copy_into
 from polyfed.core.codec import decode, encode
+from polyfed.core.evaluation import Evaluation
 from polyfed.core.evaluation_reply import read_reply
 from polyfed.errors import InputError, PayloadError
-from polyfed.federation.round_metrics import worst_decile
+from polyfed.federation.round_metrics import measured, worst_decile
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.fedproto import FedProto
 from polyfed.methods.local import Local
@@ -66,7 +67,18 @@ def test_metrics_do_not_change_the_training(runs: MeasuredRuns) -> None:
         assert runs.results["serial"][same] == runs.results["plain"][same]
     for kind in ("personal", "global"):
         assert runs.results["serial"]["accuracy"][kind] == runs.results["plain"]["accuracy"][kind]
-        assert runs.results["plain"]["metrics"][kind].keys() == {"worst_decile"}
+        always = {"worst_decile", "client_mean"} if kind == "personal" else {"worst_decile"}
+        assert runs.results["plain"]["metrics"][kind].keys() == always
+
+
+def test_the_client_mean_gives_every_client_the_same_weight() -> None:
+    # One of one and one of three right: 2 of 4 samples, but (1 + 1/3) / 2 over clients. A client without samples is
+    # left out, and global accuracy is the plain mean anyway.
+    counts = {"personal": {"0": (1, 1), "1": (1, 3), "2": (0, 0)}, "global": {"0": (1, 2), "1": (2, 2), "2": (0, 0)}}
+    accuracies, metrics = measured(Evaluation(counts))
+    assert accuracies["personal"].value == 0.5 and accuracies["global"].value == 0.75
+    assert metrics["personal"]["client_mean"].value == pytest.approx(2 / 3)
+    assert "client_mean" not in metrics["global"]
 
 
 def test_metrics_are_those_of_scikit_learn_on_the_clients_predictions(runs: MeasuredRuns) -> None:
@@ -116,8 +128,8 @@ def test_predictions_by_prototypes_have_no_probabilities() -> None:
         folder = toy.new_folder()
         result = toy.experiment(toy.settings(evaluate={"metrics": ["auroc", "macro_f1"]}), folder)
         notes = [event["message"] for event in RunFolder(folder).events() if event["event"] == "note"]
-    assert result["metrics"]["personal"].keys() == {"worst_decile", "macro_f1"}
-    assert result["metrics"]["personal by head"].keys() == {"worst_decile", "auroc", "macro_f1"}
+    assert result["metrics"]["personal"].keys() == {"worst_decile", "client_mean", "macro_f1"}
+    assert result["metrics"]["personal by head"].keys() == {"worst_decile", "client_mean", "auroc", "macro_f1"}
     sentence = "auroc: not measured for fedproto, whose predictions are not probabilities; "
     assert sentence + "they are measured for predictions by head" in notes
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from polyfed.core import rng
 from polyfed.core.class_tables import ClassTable
 from polyfed.core.row_training import fit_rows
-from polyfed.methods.fedgen.optimizer_state import load_tensors, state_tensors
 from polyfed.training import TrainSettings
 from polyfed.training.fit import make_optimizer
+from polyfed.training.optimizer_state import load_tensors, state_tensors
 
 
 def tables(sizes: list[int], width: int = 2) -> list[ClassTable]:

@@ -46,7 +46,7 @@ def test_a_limited_number_of_teachers() -> None:
 def test_a_single_client_does_not_exchange() -> None:
     _, recorder, states = recorded_run(shares=CLASS_COUNTS[:1])
     assert {message.steps for message in recorder.down} == {("warm_up", "embed"), ("train",)}
-    assert states == {"0": {"warm": True}}
+    assert states == {"0": {"warm": True, "reported": True}}
 
 
 def test_exchange_teaches_classes_that_a_client_does_not_have() -> None:
@@ -60,6 +60,14 @@ def test_exchange_teaches_classes_that_a_client_does_not_have() -> None:
             result = toy.experiment(toy.settings(shares, **changed))
         accuracy[name] = result["accuracy"]["global"]["final"]
     assert accuracy["dffke"] > accuracy["no exchange"] + 0.1
+
+
+def test_docking_layers_of_one_architecture_start_with_equal_weights() -> None:
+    models = {"group": ["tiny-cnn", "tiny-mlp"]}
+    _, recorder, _ = recorded_run({"docking_steps": 0}, CLASS_COUNTS[:4], rounds=1, models=models)
+    sent = {name: m[0].weights("docking")["weight"] for name, m in messages(recorder, "teach").items()}
+    assert torch.equal(sent["0"], sent["2"]) and torch.equal(sent["1"], sent["3"])
+    assert not torch.equal(sent["0"], sent["1"])
 
 
 def test_encoders_of_different_widths_have_one_decoder() -> None:
@@ -109,7 +117,7 @@ def decoder_bytes() -> int:
 
 
 def test_bytes() -> None:
-    # up:   |theta_k| + N_k d + N_k labels + N_k C, and n_mem C from round 2
+    # up:   |theta_k| + N_k d + N_k labels + N_k C, 2 numbers per channel in round 1, and n_mem C from round 2
     # down: |Dec| + (d + 1) h + sum_i N_i h + sum_{i != k} (N_i + n_mem) C
     # A client is sent the codes of all clients, with its own: these may have been noised on their way up.
     outcome, recorder, _ = recorded_run(rounds=2)
@@ -128,7 +136,7 @@ def test_bytes() -> None:
     up |= {"targets": FLOAT * rows * CLASSES, "epochs": 0, "accuracy": 0}
     down = {"decoder": decoder_bytes() * clients, "docking": docking, "codes": FLOAT * rows * WIDTH * clients}
     down |= {"targets": FLOAT * rows * CLASSES * (clients - 1), "turns": 0, "review": 0}
-    assert first.up == up and first.down == down
+    assert first.up == up | {"pixels": FLOAT * 2 * clients} and first.down == down
     assert second.up == up | {"memory": memory}
     assert second.down == down | {"memory": memory * (clients - 1)}
 
@@ -213,7 +221,7 @@ def test_the_clients_own_dataset_is_refused_as_public() -> None:
 
 
 OPTIONS: list[dict[str, Any]] = [
-    {"buffer": 1, "docking_target": "soft"},
+    {"buffer": 1, "docking_target": "soft", "stop": "evaluated", "pixel_statistics": False},
     {"public": "digits", "public_samples": 20, "teachers": 2},
 ]
 

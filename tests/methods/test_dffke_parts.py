@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from polyfed.core.rng import generator, seeded
 from polyfed.methods.dffke import DFFKE
 from polyfed.methods.dffke.decoder import EmbeddingDecoder, decoder_skeleton
 from polyfed.methods.dffke.decoder_training import fit_decoder
+from polyfed.methods.dffke.decoder_training import new_decoder as decoder_of_round
 from polyfed.methods.dffke.docking import ClientSnapshot, fit_docking
 from polyfed.methods.dffke.exchange import (
     DistillationBatch,
@@ -25,7 +27,15 @@ from polyfed.methods.dffke.exchange import (
     exchange_batches,
     kl_divergence,
 )
-from polyfed.methods.dffke.local_training import train_to_accuracy
+from polyfed.methods.dffke.local_training import (
+    RunningAccuracy,
+    Stop,
+    exchange_optimizer,
+    keep_optimizer,
+    local_optimizer,
+    train_to_accuracy,
+)
+from polyfed.methods.dffke.pixel_statistics import channel_moments, pooled_statistics
 from polyfed.methods.dffke.public_images import images_at
 from polyfed.methods.dffke.replay_index import ReplayIndex, newest, replay_batches, replay_rows
 from polyfed.methods.dffke.synthetic_images import SyntheticImages
@@ -138,6 +148,26 @@ def test_images_have_the_shape_and_about_the_range_of_data(shape: tuple[int, int
     assert float(images.std()) == pytest.approx(0.25, abs=0.01)
 
 
+def test_the_decoder_scales_images_to_the_pooled_pixels_of_all_clients(linears: Any) -> None:
+    # Pixels 0 and 1, three times as many at client 1: its mean is 1, that of client 0 is 1/2. Together 7/8, and the
+    # variance of a binary value is 7/8 * 1/8.
+    labels = ([0, 1], [0, 1, 2, 1, 0, 2])
+    clients: list[Client] = [linears().client(str(k), own) for k, own in enumerate(labels)]
+    clients[0].train.inputs.copy_(255 * torch.tensor([0, 1, 0, 1], dtype=torch.uint8))
+    clients[1].train.inputs.fill_(255)
+    server = Server(tuple(client.profile for client in clients), 3, 1, 0, lambda spec: linears().model())
+    server.state["pixels"] = {}
+    mean, std = pooled_statistics(server)
+    assert (mean.tolist(), std.tolist()) == ([0.5], [0.25])  # nothing is known yet
+    server.state["pixels"] = {client.name: channel_moments(client) for client in clients}
+    mean, std = pooled_statistics(server)
+    assert mean.tolist() == pytest.approx([7 / 8]) and std.tolist() == pytest.approx([math.sqrt(7) / 8])
+    decoder = decoder_of_round(server, WIDTH, CHANNELS)
+    images = decoder(torch.randn(40, WIDTH, generator=generator("codes")))
+    assert float(images.mean()) == pytest.approx(7 / 8, abs=0.01)
+    assert float(images.std()) == pytest.approx(math.sqrt(7) / 8, abs=0.01)
+
+
 def test_images_are_decoded_again_bit_by_bit() -> None:
     decoder = new_decoder()
     with seeded("codes"):
@@ -211,7 +241,8 @@ def test_one_step_of_a_student_by_hand() -> None:
     before = weights_of(model)
     kl_divergence(model(x), target).backward()  # type: ignore[no-untyped-call]
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    steps = distill([model], [batch_of(x, target)], lambda b: kl_divergence(model(b.images), b.targets), lr=0.01)
+    optimizer = exchange_optimizer([model], 0.01)
+    steps = distill([model], [batch_of(x, target)], lambda b: kl_divergence(model(b.images), b.targets), optimizer)
     assert steps == 1
     for name, tensor in weights_of(model).items():
         assert torch.allclose(tensor, before[name] - 0.01 * gradients[name].sign(), atol=1e-5)
@@ -221,9 +252,19 @@ def test_batches_of_one_image_are_skipped_with_batchnorm() -> None:
     model = build("tiny-resnet", shape=(1, 8, 8), classes=3)
     statistics = {name: tensor for name, tensor in weights_of(model).items() if "running" in name}
     batches = [batch_of(torch.rand(n, 1, 8, 8), torch.full((n, 3), 1 / 3)) for n in (4, 1)]
-    assert distill([model], batches, lambda b: kl_divergence(model(b.images), b.targets), lr=0.01) == 1
+    optimizer = exchange_optimizer([model], 0.01)
+    assert distill([model], batches, lambda b: kl_divergence(model(b.images), b.targets), optimizer) == 1
     after = weights_of(model)
     assert not any(torch.equal(after[name], tensor) for name, tensor in statistics.items())
+
+
+@pytest.mark.parametrize(("rows", "least", "turns"), [((200, 90), 10, 5), ((200, 90), 0, 2), ((8, 8, 8), 30, 7)])
+def test_the_number_of_steps_does_not_depend_on_the_buffer(rows: tuple[int, ...], least: int, turns: int) -> None:
+    # One teacher, at least 10 steps: 5 turns of two steps. Without a least, 2 turns are one epoch of 200 rows in
+    # batches of 100. Two teachers and at least 30 steps: 30 / 2 / 2 turns. Without a buffer a turn has one step.
+    fields = {**SMALL, "batch": 100, "least_steps": least}
+    assert DFFKE(**fields).exchange_turns(rows) == turns
+    assert DFFKE(**fields, buffer=0).exchange_turns(rows) == 2 * turns
 
 
 # the batches of a student
@@ -312,18 +353,63 @@ def test_the_replay_index_knows_which_client_misses_which_round() -> None:
 # local training
 
 
-def trained(linears: Any, max_epochs: int) -> tuple[Client, int, float]:
+def trained(linears: Any, max_epochs: int, stop: Stop) -> tuple[Client, int, float]:
     client: Client = linears(settings={"batch_size": 4, "lr": 0.5}).client("0", [0, 1, 2, 0, 1, 2])
     client.round, client.step = 1, "train"
-    return client, *train_to_accuracy(client, 1.0, max_epochs)
+    return client, *train_to_accuracy(client, 1.0, max_epochs, stop)
 
 
-def test_local_training_stops_at_the_goal(linears: Any) -> None:
-    client, epochs, accuracy = trained(linears, 500)
+@pytest.mark.parametrize("stop", ["running", "evaluated"])
+def test_local_training_stops_at_the_goal(linears: Any, stop: Stop) -> None:
+    client, epochs, accuracy = trained(linears, 500, stop)
     assert accuracy == 1.0 and 0 < epochs < 500
-    assert train_to_accuracy(client, 1.0, 500) == (0, 1.0)  # the goal is already reached
+    if stop == "evaluated":
+        assert train_to_accuracy(client, 1.0, 500, stop) == (0, 1.0)  # the goal is already reached
 
 
 def test_local_training_stops_at_the_limit(linears: Any) -> None:
-    _, epochs, accuracy = trained(linears, 1)
+    _, epochs, accuracy = trained(linears, 1, "evaluated")
     assert epochs == 1 and accuracy < 1.0
+
+
+def test_the_running_accuracy_counts_predictions_before_each_step() -> None:
+    # Identity as model: rows 0 and 2 predict classes 1 and 0. The second batch has one of one right: 2 of 4 in all.
+    running = RunningAccuracy(nn.Identity())
+    first = running.loss(torch.tensor([[0.0, 1.0], [1.0, 0.0], [2.0, 0.0]]), torch.tensor([1, 1, 1]))
+    running.loss(torch.tensor([[3.0, 0.0]]), torch.tensor([0]))
+    assert running.value() == 0.5
+    expected = (2 * math.log(1 + math.exp(1.0)) + math.log(1 + math.exp(2.0)) - 1.0) / 3  # -log p_1 of each row
+    assert float(first) == pytest.approx(expected, abs=1e-6)
+
+
+def test_local_training_continues_the_optimizer_of_the_exchange(linears: Any) -> None:
+    # Adam after gradients g1 = 1 and g2 = 1: both bias-corrected moments are 1, so the second step is lr as well. A
+    # third one with gradient -1 has m = (0.9 * 0.19 - 0.1) / (1 - 0.9^3) and v = 1: a new Adam would step by +lr.
+    client: Client = linears(settings={"optimizer": "adam", "lr": 0.1}).client("0", [0, 1, 2])
+    client.round = 4
+    parameter = next(client.model.parameters())
+    exchange = exchange_optimizer([client.model], 0.1)
+    for _ in range(2):
+        parameter.grad = torch.ones_like(parameter)
+        exchange.step()
+    keep_optimizer(client, exchange)
+    before = parameter.detach().clone()
+    optimizer = local_optimizer(client)
+    parameter.grad = -torch.ones_like(parameter)
+    optimizer.step()
+    step = 0.1 * (0.9 * 0.19 - 0.1) / (1 - 0.9**3)
+    assert torch.allclose(parameter, before - step, atol=1e-5)  # the weight decay of the exchange is 1e-5
+    assert "adam" not in client.state  # local training ends the round
+
+
+@pytest.mark.parametrize(("later", "name"), [(1, "adam"), (0, "sgd")])
+def test_moments_of_another_round_or_optimizer_are_dropped(linears: Any, later: int, name: str) -> None:
+    client: Client = linears(settings={"optimizer": name}).client("0", [0, 1, 2])
+    client.round = 4
+    exchange = exchange_optimizer([client.model], 0.1)
+    for parameter in client.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    exchange.step()
+    keep_optimizer(client, exchange)
+    client.round += later
+    assert not local_optimizer(client).state and "adam" not in client.state

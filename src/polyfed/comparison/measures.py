@@ -10,7 +10,8 @@ from polyfed.errors import InputError, nearest
 from polyfed.runs.records import KINDS, Result
 
 MIB = 1 << 20
-ACCURACY, WORST_DECILE = "accuracy", "worst_decile"
+ACCURACY, WORST_DECILE, CLIENT_MEAN = "accuracy", "worst_decile", "client_mean"
+ALWAYS_RECORDED = (WORST_DECILE, CLIENT_MEAN)  # shown only on request
 
 
 class MetricStyle(NamedTuple):
@@ -29,6 +30,7 @@ METRICS: Mapping[str, MetricStyle] = {
     "log_loss": MetricStyle("log loss", lower_is_better=True, per_cent=False),
     "calibration_error": MetricStyle("calibration error", lower_is_better=True),
     WORST_DECILE: MetricStyle("worst 10 %"),
+    CLIENT_MEAN: MetricStyle("mean over clients"),
 }
 
 
@@ -93,7 +95,7 @@ def columns(results: Iterable[Result], metric: str | None = None) -> tuple[Measu
     """Return the columns for some runs: accuracies and the metrics that the runs recorded, or one metric only."""
     recorded = {name for result in results for by in result.metrics.values() for name in by}
     if metric is None:
-        names = [name for name in METRICS if name in recorded and name != WORST_DECILE]
+        names = [name for name in METRICS if name in recorded and name not in ALWAYS_RECORDED]
         return (*ACCURACIES, *(_metric(kind, name) for name in names for kind in KINDS), *COSTS)
     if metric not in METRICS:
         raise InputError(f"there is no metric '{metric}'; {nearest(metric, METRICS)}")

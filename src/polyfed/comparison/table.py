@@ -24,6 +24,7 @@ DESCRIPTIONS = {
     "log_loss": "log loss in nats",
     "calibration_error": "calibration error in %: 15 bins",
     "worst_decile": "worst 10 %: mean accuracy of the worst 10 % of clients, in %",
+    "client_mean": "mean over clients: accuracy in %, every client with the same weight",
 }
 
 

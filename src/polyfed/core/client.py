@@ -70,10 +70,14 @@ class Client:
         modules: Iterable[nn.Module] | None = None,
         parameters: Iterable[nn.Parameter] | None = None,
         adjust: Callable[[], None] | None = None,
+        continue_with: torch.optim.Optimizer | None = None,
         purpose: str = "fit",
         **settings: object,
     ) -> Fit:
-        """Train on this client's data, by default with cross-entropy. Keywords override `train` of the config."""
+        """Train on this client's data, by default with cross-entropy. Keywords override `train` of the config.
+
+        `continue_with` is an optimiser of earlier training that continues; by default a new one is made.
+        """
         if "epochs" in settings:
             settings.setdefault("steps", None)  # epochs given here override steps of the config
         trained_modules = [self.model] if modules is None else list(modules)
@@ -86,6 +90,7 @@ class Client:
             self.stream(purpose),
             parameters=trained,
             adjust=adjust,
+            optimizer=continue_with,
         )
         own = {id(p) for p in self.model.parameters()}
         if not any(id(p) in own for p in trained):

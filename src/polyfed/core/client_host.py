@@ -213,12 +213,12 @@ class Host:
         try:
             with rng.seeded(client.seed, "torch", client.name, call.round, EVALUATE):
                 self._prepare_prediction(client, call, task, shared)
-                ways = {"": method.predict, **method.also_predict()}
                 for measure in call.measures:
                     samples = client.test if measure == "personal" else self._maker.global_test
                     if samples is None:
                         continue
-                    for way, predict in ways.items():
+                    own = method.predict_personal if measure == "personal" else method.predict
+                    for way, predict in {"": own, **method.also_predict()}.items():
                         name = measure + (f" by {way}" if way else "")
                         metrics = metrics_of_way(method, way, call.metrics)
                         reply |= evaluate_predictions(name, partial(predict, client), samples, metrics)

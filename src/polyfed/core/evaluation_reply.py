@@ -52,7 +52,7 @@ def check_metrics(metrics: Sequence[str]) -> None:
 
 def metrics_of_way(method: Method, way: str, metrics: Sequence[str]) -> tuple[str, ...]:
     """Return the metrics that a way of predicting allows; the way of `predict` is ''."""
-    without_probabilities = not way and not method.predicts_probabilities()
+    without_probabilities = not method.predicts_probabilities(way)
     return tuple(m for m in metrics if not (without_probabilities and m in PROBABILITY_METRICS))
 
 

@@ -43,6 +43,7 @@ class Method:
     name: ClassVar[str] = ""
     needs: ClassVar[Needs] = Needs()
     sends: ClassVar[Sends] = Sends()
+    verdict: ClassVar[str] = ""  # one sentence for lists: when the method helps, and when it does not
     one_model: ClassVar[bool] = False  # uses core.shared_model, so sub-models and server filters work with it
     skipped_checks: ClassVar[Mapping[str, str]] = {}  # checks of polyfed.testing to skip, each with a reason
     battery_models: ClassVar[tuple[str, ...]] = ()  # models that polyfed.testing uses, if the default ones do not fit
@@ -87,15 +88,20 @@ class Method:
         logits: Tensor = client.model(x)
         return logits
 
-    def predicts_probabilities(self) -> bool:
-        """Return whether softmax of the scores of `predict` gives class probabilities, as for logits of a head.
+    def predict_personal(self, client: Client, x: Tensor) -> Tensor:
+        """Return the scores for personal accuracy, if they differ from those of `predict`."""
+        return self.predict(client, x)
 
-        If not, as for distances to prototypes, metrics that need probabilities are left out.
+    def predicts_probabilities(self, way: str = "") -> bool:
+        """Return whether softmax of the scores gives class probabilities, as for logits of a head.
+
+        If not, as for distances to prototypes, metrics that need probabilities are left out. `way` is '' for
+        `predict`, or a name of `also_predict`.
         """
         return True
 
     def also_predict(self) -> Mapping[str, Callable[[Client, Tensor], Tensor]]:
-        """Return other ways to predict with the same model, by name. Each is evaluated as well; scores are logits."""
+        """Return other ways to predict with the same model, by name. Each is evaluated as well."""
         return {}
 
 

@@ -16,6 +16,7 @@ from polyfed.runs.records import Accuracy, Metric
 from polyfed.training.metrics import PROBABILITY_METRICS
 
 WORST_DECILE = "worst_decile"  # mean accuracy of the worst 10 % of clients
+CLIENT_MEAN = "client_mean"  # personal accuracy as a plain mean over clients, where `accuracy` weighs by test samples
 
 
 def requested(settings: EvaluateConfig) -> tuple[str, ...]:
@@ -28,7 +29,7 @@ def notes(settings: EvaluateConfig, method: Method) -> list[str]:
     omitted = [name for name in requested(settings) if name in PROBABILITY_METRICS]
     if not omitted or method.predicts_probabilities():
         return []
-    ways = list(method.also_predict())
+    ways = [way for way in method.also_predict() if method.predicts_probabilities(way)]
     instead = f"; they are measured for predictions by {' and '.join(ways)}" if ways else ""
     return [f"{', '.join(omitted)}: not measured for {method.name}, whose predictions are not probabilities{instead}"]
 
@@ -48,6 +49,8 @@ def measured(evaluation: Evaluation) -> tuple[dict[str, Accuracy], dict[str, dic
         pooled = sum(c for c, _ in counts.values()) / max(1, sum(n for _, n in counts.values()))
         accuracies[kind] = Accuracy(pooled if personal else sum(known) / max(1, len(known)), by_client)
         metrics[kind] = {WORST_DECILE: Metric(worst_decile(known))}
+        if personal:
+            metrics[kind][CLIENT_MEAN] = Metric(statistics.fmean(known))
         for name, values in evaluation.metrics.get(kind, {}).items():
             clients = list(values.values())
             metrics[kind][name] = Metric(_weighted_mean(clients, weights), clients)

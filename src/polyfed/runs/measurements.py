@@ -23,7 +23,7 @@ class Accuracy:
 class Metric:
     """A metric of one round: the mean over clients, and the value of each client (None if it is not defined).
 
-    `worst_decile` has no values by client.
+    `worst_decile` and `client_mean` have no values by client.
     """
 
     value: float | None

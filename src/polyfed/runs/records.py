@@ -166,7 +166,7 @@ class MetricSummary:
     """One metric over a whole run, as `result.json` has it."""
 
     final: float | None
-    by_client: Sequence[float | None]  # in the last round that was evaluated; empty for worst_decile
+    by_client: Sequence[float | None]  # in the last round that was evaluated; empty for worst_decile and client_mean
     by_round: Sequence[float | None]
 
 

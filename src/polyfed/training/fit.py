@@ -63,15 +63,17 @@ def fit(
     *,
     parameters: Iterable[nn.Parameter] | None = None,
     adjust: Callable[[], None] | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
 ) -> Fit:
     """Train `parameters` (default: all of `modules`) on shuffled batches of `samples`.
 
     `adjust` runs after every backward pass and before the optimiser step, for methods that correct gradients.
+    `optimizer` is an optimiser of these parameters that continues from its state; by default a new one is made.
     """
     modules = list(modules)
     chosen = (p for m in modules for p in m.parameters()) if parameters is None else parameters
     trained = [p for p in chosen if p.requires_grad]
-    optimizer = make_optimizer(trained, settings)
+    optimizer = make_optimizer(trained, settings) if optimizer is None else optimizer
     for module in modules:
         module.train()
     losses: list[Tensor] = []

@@ -9,16 +9,21 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from polyfed.methods.dffke.pixel_statistics import PIXEL_MEAN, PIXEL_STD
 from polyfed.models.meta import meta_device
 
 Shape = tuple[int, ...]  # channels, height, width
-# The last BatchNorm gives pixels with mean 0 and standard deviation 1. Models here take pixels in [0, 1], and the
-# server has no data statistics: this affine map puts two standard deviations on either side into that range.
-PIXEL_MEAN, PIXEL_STD = 0.5, 0.25
 
 
 class EmbeddingDecoder(nn.Module):
-    """A linear layer to a small feature map, then two blocks of upsampling and convolution."""
+    """A linear layer to a small feature map, then two blocks of upsampling and convolution.
+
+    The last BatchNorm gives pixels with mean 0 and standard deviation 1 in every channel. They are scaled to
+    `pixel_mean` and `pixel_std`, because models here take pixels in [0, 1].
+    """
+
+    pixel_mean: Tensor
+    pixel_std: Tensor
 
     def __init__(self, width: int, shape: Shape, channels: int = 128) -> None:
         super().__init__()
@@ -43,11 +48,13 @@ class EmbeddingDecoder(nn.Module):
             nn.Tanh(),
         )
         self.pixels = nn.BatchNorm2d(shape[0], affine=False)
+        self.register_buffer("pixel_mean", torch.full((shape[0],), PIXEL_MEAN))
+        self.register_buffer("pixel_std", torch.full((shape[0],), PIXEL_STD))
 
     def forward(self, codes: Tensor) -> Tensor:
         _, height, width = self.shape
         maps = self.grow(self.start(codes))[:, :, :height, :width]  # crop sides that are not divisible by four
-        images: Tensor = PIXEL_MEAN + PIXEL_STD * self.pixels(maps)
+        images: Tensor = self.pixel_mean[:, None, None] + self.pixel_std[:, None, None] * self.pixels(maps)
         return images
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from polyfed.core import Server, rng
 from polyfed.methods.dffke.decoder import EmbeddingDecoder
 from polyfed.methods.dffke.docking import Snapshots
+from polyfed.methods.dffke.pixel_statistics import pooled_statistics
 from polyfed.training.endless_batches import cycled
 from polyfed.training.fit import TrainSettings, make_optimizer
 
@@ -20,9 +21,12 @@ AddedLoss = Callable[[str, Tensor, Tensor, torch.Generator], Tensor] | None
 
 
 def new_decoder(server: Server, width: int, channels: int) -> EmbeddingDecoder:
-    """Return the decoder of a round before training."""
+    """Return the decoder of a round before training, with the pixel statistics that clients reported."""
     with rng.seeded(server.seed, "decoder", server.round):
         decoder = EmbeddingDecoder(width, server.roster[0].input_shape, channels)
+    mean, std = pooled_statistics(server)
+    decoder.pixel_mean.copy_(mean)
+    decoder.pixel_std.copy_(std)
     decoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return decoder
 

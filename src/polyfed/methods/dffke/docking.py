@@ -40,12 +40,15 @@ def embed_samples(client: Client) -> Tensor:
 
 
 def snapshot(server: Server, name: str, upload: Payload, width: int) -> ClientSnapshot:
-    """Rebuild a client from its upload, with the docking layer of its last round, or a new one."""
+    """Rebuild a client from its upload, with the docking layer of its last round, or a new one.
+
+    New docking layers of clients with the same architecture have the same weights, as in the released code.
+    """
     profile = server.profile(name)
     model = server.build(profile.spec)
     copy_into(model, upload.weights("model"))
     model.eval().requires_grad_(False)
-    with rng.seeded(server.seed, "docking", name):
+    with rng.seeded(server.seed, "docking", profile.spec):
         docking = nn.Linear(profile.features, width)
     previous = upload.get("docking") or subtree(server.state["docking"]).get(name)
     if previous is not None:

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from polyfed.core import Client, Payload, Value, rng
 from polyfed.core.payload import view
+from polyfed.methods.dffke.local_training import exchange_optimizer, keep_optimizer
 from polyfed.methods.dffke.messages import round_key, subtree
 from polyfed.methods.dffke.replay_index import replay_batches
 from polyfed.methods.dffke.synthetic_images import TransferImages
 from polyfed.training.endless_batches import cycled
-from polyfed.training.fit import TrainSettings, has_batchnorm, make_optimizer
+from polyfed.training.fit import has_batchnorm
 from polyfed.training.samples import EVALUATION_BATCH
 
-WEIGHT_DECAY = 0.00001  # as in the released code
 MIN_PROBABILITY = 1e-8
 SUM_TOLERANCE = 1e-4  # by which the sum of float32 probabilities may differ from 1
 Rows = tuple[str, Tensor]  # a round's key, and rows of a client's images in it
@@ -33,6 +33,16 @@ class DistillationBatch(NamedTuple):
     field: str  # "targets" for images of the current round, "memory" for past ones
     teacher: str
     rows: Tensor  # in the field's tensor
+
+
+def number_of_turns(teachers: int, passes: int, least_steps: int, *, replays: bool) -> int:
+    """Return the turns of an exchange: some passes over the images, or more if these have too few steps.
+
+    In every turn a student takes two steps per teacher, on current and on past images. Without a replay buffer it
+    takes one, and twice as many turns: the number of steps does not depend on the buffer.
+    """
+    turns = max(least_steps // 2 // max(1, teachers), passes)
+    return turns if replays else 2 * turns
 
 
 def replayed_rows(client: Client, teacher: str, counts: Value, turns: int, batch: int) -> list[Rows]:
@@ -101,19 +111,29 @@ def as_probabilities(rows: Tensor) -> Tensor:
     return torch.where(valid, rows, positive / positive.sum(1, keepdim=True))
 
 
+def learn(
+    client: Client,
+    modules: Sequence[nn.Module],
+    batches: Iterable[DistillationBatch],
+    loss: Callable[[DistillationBatch], Tensor],
+    lr: float,
+) -> None:
+    """Train the client's model, and modules after it, with a new Adam. Keep its moments for local training."""
+    optimizer = exchange_optimizer(modules, lr)
+    distill(modules, batches, loss, optimizer)
+    keep_optimizer(client, optimizer)
+
+
 def distill(
     modules: Sequence[nn.Module],
     batches: Iterable[DistillationBatch],
     loss: Callable[[DistillationBatch], Tensor],
-    *,
-    lr: float,
+    optimizer: torch.optim.Optimizer,
 ) -> int:
-    """Train modules with a new optimiser, one step per batch, and return the number of steps.
+    """Train modules, one step per batch, and return the number of steps.
 
     Batches of one image are skipped if there is a BatchNorm, which cannot be trained on them.
     """
-    settings = TrainSettings(optimizer="adam", lr=lr, weight_decay=WEIGHT_DECAY)
-    optimizer = make_optimizer((p for module in modules for p in module.parameters()), settings)
     for module in modules:
         module.train()
     min_batch = 2 if has_batchnorm(modules) else 1

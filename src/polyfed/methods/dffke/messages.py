@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
+
 from polyfed.core import Value
 from polyfed.core.client_profile import Profile
-from polyfed.core.schema import TreeField
+from polyfed.core.schema import Field, TensorField, TreeField, WeightsField
 
 Messages = dict[str, dict[str, Value]]  # to each client its own fields
 
@@ -29,3 +31,17 @@ def samples(method: object, profile: Profile) -> int:
 def tree_fields(*names: str) -> dict[str, TreeField]:
     """Return the schema of optional fields that hold nested values."""
     return {name: TreeField(optional=True) for name in names}
+
+
+def channels(method: object, profile: Profile) -> int:
+    """Return the number of channels of a client's images, as a dimension of a message field."""
+    return profile.input_shape[0]
+
+
+EMBED_REPLY: dict[str, Field] = {
+    "model": WeightsField("model"),
+    "embeddings": TensorField((samples, "features"), by_sample=True),
+    "labels": TensorField((samples,), torch.int32, least=0, most="label", optional=True),
+    "outputs": TensorField((samples, "classes"), optional=True, by_sample=True),
+    "pixels": TensorField((2, channels), optional=True),
+}

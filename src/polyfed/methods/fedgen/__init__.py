@@ -1,4 +1,4 @@
-"""FedGen: `method` has the algorithm, `optimizer_state` keeps the Adam state of the generator between rounds."""
+"""FedGen: `method` has the algorithm."""
 
 from polyfed.methods.fedgen.method import FedGen
 

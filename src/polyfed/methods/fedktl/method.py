@@ -69,6 +69,7 @@ class FedKTL(Method):
     min_class_count: int = 1  # do not send classes with fewer samples
     allow_degenerate: bool = False  # accept guidance 0, which is local training against the simplex
 
+    verdict = "Needs a pretrained generator that you bring; not measured here."
     needs = Needs(same_features=True, same_classes=True, images=True)
     sends = Sends(
         up="mean direction per class on a sphere, with counts, and the size of images",
@@ -194,5 +195,5 @@ class FedKTL(Method):
         q = self.direction(client, x)
         return q @ client.memory.tensor("simplex").T if "simplex" in client.state else q
 
-    def predicts_probabilities(self) -> bool:
+    def predicts_probabilities(self, way: str = "") -> bool:
         return False  # cosines between directions

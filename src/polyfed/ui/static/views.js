@@ -283,7 +283,7 @@ export class EmbeddingView extends DetailsView {
 
 const METRICS = {
   worst_decile: "accuracy of worst 10 % of clients", balanced_accuracy: "balanced accuracy", macro_f1: "macro F1", auroc: "AUROC",
-  log_loss: "log loss", calibration_error: "calibration error",
+  log_loss: "log loss", calibration_error: "calibration error", client_mean: "accuracy, plain mean over clients",
 };
 const metricText = (name) => (["log_loss", "calibration_error"].includes(name) ? plain : percent);
 
