@@ -34,7 +34,7 @@ SETTING: dict[str, Any] = {
 METHODS: dict[str, dict[str, Any]] = {
     "lg-fedavg": {"method": {"name": "lg-fedavg"}},
     "fedproto": {"method": {"name": "fedproto"}},
-    "fedl2g": {"method": {"name": "fedl2g"}},
+    "fedl2g": {"method": {"name": "fedl2g", "warmup": 2}},
     "dffke": {"method": {"name": "dffke", **small.DFFKE}},
     "scaffold": {
         "method": {"name": "scaffold"},

@@ -42,6 +42,7 @@ SMALL: dict[str, dict[str, object]] = {
     "dffke": small.DFFKE,
     "fedgen": {"generator_steps": 5, "hidden": 32},
     "fedktl-lite": {"server_epochs": 3, "latent_width": 16},
+    "fedl2g": {"warmup": 2},
     "fedlatent": {"samples_per_class": 6},
     "fedtgp": {"server_epochs": 3},
     "fedvtc": {"samples_per_class": 6, "finetune_epochs": 1},

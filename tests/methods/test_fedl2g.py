@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -18,12 +19,14 @@ from polyfed import catalogue, testing
 from polyfed.core import rng
 from polyfed.core.class_tables import ClassTable
 from polyfed.core.client import weights_of
+from polyfed.core.codec import decode
 from polyfed.core.payload import Payload
 from polyfed.core.server import Server
 from polyfed.errors import InputError
 from polyfed.methods.fedl2g.method import FedL2G
 from polyfed.methods.fedl2g.study_and_quiz import random_study_batches, study_quiz_split
 from polyfed.runs.folder import RunFolder
+from polyfed.testing.engine_wrappers import RecordingEngine
 from polyfed.testing.rounds import InMemoryClients, Outcome, run_rounds
 from polyfed.testing.toy_federation import CLASS_COUNTS, ToyFederation
 
@@ -41,15 +44,16 @@ def random_vectors(width: int, classes: int = 3) -> Tensor:
     return torch.randn(classes, width, generator=rng.generator("vectors"))
 
 
+@pytest.mark.parametrize("train_on_quiz", [True, False])
 @pytest.mark.parametrize("space", SPACES)
-def test_one_training_step_by_hand(linears: Any, space: Space) -> None:
-    # CE + weight * mean over samples and entries of (out - v_y)^2, on the study set as one batch.
-    method = FedL2G(space=space, weight=2.0)
+def test_one_training_step_by_hand(linears: Any, space: Space, train_on_quiz: bool) -> None:
+    # CE + weight * mean over samples and entries of (out - v_y)^2, on all samples or the study set as one batch.
+    method = FedL2G(space=space, weight=2.0, train_on_quiz=train_on_quiz)
     mine, theirs = client_of(linears, LABELS), client_of(linears, LABELS)
     v = random_vectors(3)
     method.train(mine, Payload({"vectors": v}))
-    study, _ = study_quiz_split(theirs, 10)
-    x, y = study.inputs.float() / 255, study.labels
+    samples = theirs.train if train_on_quiz else study_quiz_split(theirs, 10)[0]
+    x, y = samples.inputs.float() / 255, samples.labels
     f = theirs.model.features(x)
     z = theirs.model.head(f)
     pull = sum(((z if space == "logit" else f)[i] - v[int(c)]).square().sum() for i, c in enumerate(y)) / (3 * len(y))
@@ -114,22 +118,21 @@ def vectors_after(method: FedL2G, rounds: int = 1, **options: Any) -> Outcome:
         return toy.run(toy.config(rounds=rounds), method=method, **options).checked()
 
 
-def test_warm_up_trains_the_vectors_and_no_model() -> None:
+def test_warm_up_trains_the_vectors_before_any_model() -> None:
+    # The first message with which clients train has vectors that three exchanges of gradients have moved.
+    recorder = RecordingEngine()
     with ToyFederation(FedL2G, {}) as toy:
-        config = toy.config(rounds=3)
-        initial = {name: weights_of(toy.federation(config).make_client(name).model) for name in "01234"}
-        warm = toy.run(config, method=FedL2G(warmup=3)).checked()
-        after = toy.run(config, method=FedL2G(warmup=2)).checked()
-        for name, start in initial.items():
-            untrained, trained = warm.client(name).weights("model"), after.client(name).weights("model")
-            assert all(torch.equal(untrained[key], start[key]) for key in start)
-            assert not all(torch.equal(trained[key], start[key]) for key in start)
-    assert not torch.equal(warm.server["vectors"], warm.server["start"])  # type: ignore[arg-type]
-    assert [stats.task_loss() for stats in warm.round_stats] == [None] * 3
+        toy.run(toy.config(rounds=2), method=FedL2G(warmup=3), wrap=recorder).checked()
+    steps = [message.steps for message in recorder.down if message.client == "0"]
+    assert steps == [("quiz_feedback",)] * 3 + [("train", "quiz_feedback")] * 2
+    sent = [decode(frame) for m in recorder.down if m.client == "0" for frame in m.frames if frame]
+    vectors = [message.tensor("vectors") for message in sent if "vectors" in message]
+    assert len(vectors) == 5 and all(not torch.equal(a, b) for a, b in pairwise(vectors))
+    batches = [decode(frame).table("gradient").values for m in recorder.up if m.client == "0" for frame in m.frames]
+    assert not any(torch.equal(a, b) for a, b in pairwise(batches))  # a new study batch in every exchange
 
 
-@pytest.mark.parametrize(("rounds", "longest"), [(2, 0), (10, 1), (500, 50), (1000, 50)])
-def test_warm_up_is_a_tenth_of_the_rounds_and_at_most_50(rounds: int, longest: int, linears: Any) -> None:
+def test_the_default_warm_up_has_the_50_exchanges_of_the_released_code(linears: Any) -> None:
     called: list[tuple[str, ...]] = []
 
     class RecordingCohort:
@@ -138,11 +141,11 @@ def test_warm_up_is_a_tenth_of_the_rounds_and_at_most_50(rounds: int, longest: i
             return {}
 
     makers = linears().several([0, 1])
-    server = Server(InMemoryClients(FedL2G(), makers).roster(), 3, rounds, 0, lambda spec: makers[0]().model)
+    server = Server(InMemoryClients(FedL2G(), makers).roster(), 3, 10, 0, lambda spec: makers[0]().model)
     FedL2G().init(server)
-    for server.round in (max(1, longest), longest + 1):
+    for server.round in (1, 2):
         FedL2G().round(server, RecordingCohort())  # type: ignore[arg-type]
-    assert called == [("quiz_feedback",) if longest else ("train", "quiz_feedback"), ("train", "quiz_feedback")]
+    assert called == [("quiz_feedback",)] * 50 + [("train", "quiz_feedback")] * 2
 
 
 def test_rows_are_averaged_over_their_senders() -> None:
@@ -168,7 +171,7 @@ def test_the_server_steps_against_the_gradient() -> None:
     # One round from equal models: a doubled learning rate doubles the step.
     moves = []
     for server_lr in (0.1, 0.2):
-        server = Payload(vectors_after(FedL2G(warmup=1, server_lr=server_lr)).server)
+        server = Payload(vectors_after(FedL2G(warmup=0, server_lr=server_lr)).server)
         moves.append(server.tensor("vectors") - server.tensor("start"))
     assert float(moves[0].norm()) > 0
     assert torch.allclose(moves[1], 2 * moves[0], atol=1e-6)
@@ -180,7 +183,7 @@ def test_bytes_are_at_most_those_of_the_prototype_methods(space: Space) -> None:
     width, clients = {"logit": 4, "feature": 64}[space], len(CLASS_COUNTS)
     with ToyFederation(FedL2G, {}) as toy:
         config = toy.config(rounds=3)
-        method = FedL2G(space=space)
+        method = FedL2G(space=space, warmup=0)
         outcome = toy.run(config, method=method).checked()
         federation = toy.federation(config, method)
         theirs = toy.run(config, method=catalogue.make({"name": rival})).checked()
@@ -200,7 +203,7 @@ def test_bytes_are_at_most_those_of_the_prototype_methods(space: Space) -> None:
 
 @pytest.mark.parametrize("space", SPACES)
 def test_with_weight_0_it_is_local_training_on_the_study_set(linears: Any, space: Space) -> None:
-    method = FedL2G(space=space, weight=0.0, allow_degenerate=True)
+    method = FedL2G(space=space, weight=0.0, train_on_quiz=False, allow_degenerate=True)
     mine, theirs = client_of(linears, LABELS), client_of(linears, LABELS)
     method.train(mine, Payload({"vectors": random_vectors(3)}))
     theirs.fit(samples=study_quiz_split(theirs, 10)[0])
@@ -225,13 +228,13 @@ def test_a_diverged_model_sends_nothing(linears: Any) -> None:
         return client
 
     makers = [lambda: linears().client("0", LABELS), diverged]
-    outcome = run_rounds(InMemoryClients(FedL2G(warmup=1), makers)).checked()
+    outcome = run_rounds(InMemoryClients(FedL2G(warmup=0), makers)).checked()
     assert isinstance(outcome.server["vectors"], Tensor) and bool(torch.isfinite(outcome.server["vectors"]).all())
     assert outcome.server["updates"].tolist() == [1, 1, 1]  # type: ignore[union-attr]
 
 
 def test_controls_keep_their_vectors_and_upload_nothing() -> None:
-    learned = vectors_after(FedL2G(), 2).server
+    learned = vectors_after(FedL2G(warmup=1), 2).server
     for guidance in ("frozen-random", "zero"):
         outcome = vectors_after(FedL2G(guidance=guidance), 2)
         start = learned["start"] if guidance == "frozen-random" else torch.zeros(4, 4)
@@ -257,12 +260,12 @@ def test_unlearned_vectors_can_be_masked(linears: Any) -> None:
     mine, theirs = client_of(linears, LABELS), client_of(linears, LABELS)
     down = {"vectors": random_vectors(3), "learned": torch.zeros(3)}
     FedL2G(mask_unlearned=True).train(mine, Payload(down))
-    theirs.fit(samples=study_quiz_split(theirs, 10)[0])
+    theirs.fit()
     assert all(torch.equal(t, weights_of(theirs.model)[n]) for n, t in weights_of(mine.model).items())
     FedL2G(mask_unlearned=True).train(mine, Payload({**down, "learned": torch.tensor([0.0, 2.0, 0.0])}))
-    theirs.fit(samples=study_quiz_split(theirs, 10)[0])
+    theirs.fit()
     assert not torch.equal(mine.model.head.weight, theirs.model.head.weight)
-    vectors_after(FedL2G(mask_unlearned=True), 2)
+    vectors_after(FedL2G(mask_unlearned=True, warmup=1), 2)
 
 
 def test_train_clip_norm_takes_precedence(linears: Any) -> None:
@@ -296,12 +299,12 @@ def test_features_of_different_widths_need_logits() -> None:
         settings_ = toy.settings(CLASS_COUNTS[:2], models=models)
         with pytest.raises(InputError, match=r"space: feature needs .*would work: fedl2g with method.space: logit"):
             toy.experiment(settings_)
-    with ToyFederation(FedL2G, {}) as toy:
+    with ToyFederation(FedL2G, {"warmup": 1}) as toy:
         toy.experiment(toy.settings(CLASS_COUNTS[:2], models=models))
 
 
 def test_a_run_records_and_saves_the_vectors() -> None:
-    with ToyFederation(FedL2G, {}) as toy:
+    with ToyFederation(FedL2G, {"warmup": 1}) as toy:
         folder = toy.new_folder()
         toy.experiment(toy.settings(), folder)
         events = [event for event in RunFolder(folder).events() if event.get("kind") == "guidance"]
@@ -313,7 +316,7 @@ def test_a_run_records_and_saves_the_vectors() -> None:
 
 @pytest.mark.parametrize("check", ["resumed_equals_uninterrupted", "independent_of_client_order"])
 def test_guided_features_pass_the_battery(check: str) -> None:
-    testing.run_check(check, FedL2G, {"space": "feature", "mask_unlearned": True, "study_batches": 2})
+    testing.run_check(check, FedL2G, {"space": "feature", "mask_unlearned": True, "study_batches": 2, "warmup": 2})
 
 
 def test_masks_are_sent_in_the_warm_up_as_well() -> None:

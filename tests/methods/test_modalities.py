@@ -19,6 +19,7 @@ FIELDS: dict[str, dict[str, object]] = {
     "ccvr": {"virtual": 30, "epochs": 2},
     "dffke": small.DFFKE,
     "fedgen": {"generator_steps": 5, "hidden": 32},
+    "fedl2g": {"warmup": 2},
     "fedtgp": {"server_epochs": 3},
 }
 REFUSALS = {

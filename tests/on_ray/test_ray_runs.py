@@ -28,6 +28,7 @@ SETTING: dict[str, Any] = {
     "checkpoint": {"seconds": 0},
 }
 DFFKE: dict[str, Any] = {"name": "dffke", **small.DFFKE}
+FEDL2G: dict[str, Any] = {"name": "fedl2g", "warmup": 2}
 SCAFFOLD: dict[str, Any] = {
     "method": "scaffold",
     "models": {"group": "tiny-resnets"},
@@ -47,7 +48,7 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "workers"), [("fedproto", 2), ("fedl2g", 1), (DFFKE, 1)], ids=["fedproto", "fedl2g", "dffke"]
+    ("method", "workers"), [("fedproto", 2), (FEDL2G, 1), (DFFKE, 1)], ids=["fedproto", "fedl2g", "dffke"]
 )
 def test_ray_equals_serial(method: str | dict[str, Any], workers: int, tmp_path: Path, cluster: Any) -> None:
     # with room for one live client, others' states travel; with one worker they are let go for lack of room

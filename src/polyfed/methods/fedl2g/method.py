@@ -5,7 +5,7 @@ Zhang, Liu, Hua, Cao, Yang; arXiv 2410.06490, 2024, Algorithm 1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -26,6 +26,7 @@ from polyfed.core import (
     Server,
     TableField,
     TensorField,
+    Value,
     register,
     step,
 )
@@ -33,7 +34,6 @@ from polyfed.core.client_profile import Profile
 from polyfed.core.needs import check
 from polyfed.core.options import Degenerate
 from polyfed.core.schema import FromMethod
-from polyfed.core.step import Step
 from polyfed.methods.fedl2g.figures import record_guidance
 from polyfed.methods.fedl2g.guidance_gradient import guidance_gradient
 from polyfed.methods.fedl2g.study_and_quiz import random_study_batches, study_quiz_split
@@ -41,7 +41,6 @@ from polyfed.training.losses import masked_mean
 from polyfed.training.samples import model_inputs
 
 SERVER_LR = {"logit": 0.1, "feature": 100.0}  # the paper tuned them on CIFAR-100
-MAX_WARMUP = 50  # rounds, as in the released code
 VECTORS = {
     "vectors": TensorField(("classes", FromMethod("width"))),
     "learned": TensorField(("classes",), optional=True),
@@ -54,25 +53,31 @@ class FedL2G(Method):
     """FedL2G: clients follow one guiding vector per class, learned so that following lowers their loss on a quiz.
 
     The gradient for the vectors is exact; Eq. 8 and 9 of the paper omit the factor 1 / (M B). A client sends the rows
-    of the classes in its study batch, which is less than the paper counts. The paper does not give the length of the
-    warm-up; here it is a tenth of the rounds, at most the 50 of the released code. Study batches are drawn again in
-    every epoch, and the last, smaller batch is used.
+    of the classes in its study batch, which is less than the paper counts. Study batches are drawn again in every
+    epoch, and the last, smaller batch is used.
+
+    The warm-up trains no model. The released code spends its first 50 rounds on it; here 50 exchanges of vectors
+    precede the training of round 1, with the participants of that round, so that every round trains. After the
+    warm-up, clients train on their quiz samples as well; the paper holds them out (`train_on_quiz: false`). The
+    control `guidance: frozen-random` shows what learning the vectors adds. Results: docs/results/fedl2g.md.
     """
 
     space: Literal["logit", "feature"] = "logit"  # guide logits, or features; features must have one width
     guidance: Literal["learned", "frozen-random", "zero"] = "learned"  # the last two are controls: vectors stay fixed
     weight: Annotated[float, Ge(0), Degenerate(0)] = 1.0  # weight of the guidance loss
     server_lr: Annotated[float, Ge(0), Degenerate(0)] | None = None  # eta_s; none: 0.1 for logits, 100 for features
-    warmup: Annotated[int, Ge(0)] | None = None  # T', rounds that train only the vectors; none: rounds / 10, up to 50
-    quiz: Annotated[int, Ge(1)] = 10  # training samples that a client holds out as its quiz set
+    warmup: Annotated[int, Ge(0)] = 50  # T', exchanges of vectors before any model is trained
+    quiz: Annotated[int, Ge(1)] = 10  # training samples of a client that are its quiz set
+    train_on_quiz: bool = True  # train on the quiz samples as well; false: hold them out, as in the paper
     study_batches: Annotated[int, Ge(1)] = 1  # pseudo-training steps per round; their gradients are averaged
     gradient: Literal["jvp", "finite_diff"] = "jvp"  # Jacobian-vector product: forward mode, or with less memory
     average: Literal["owners", "participants"] = "owners"  # average a row over its senders, or over all clients
     mask_unlearned: bool = False  # do not follow a vector that has never been updated
     clip_norm: Annotated[float, Gt(0)] | None = 100.0  # gradient clipping in training, unless train.clip_norm is set
     server_clip_norm: Annotated[float, Gt(0)] | None = 100.0  # clipping of the gradient for all vectors
-    allow_degenerate: bool = False  # accept weight 0, which is local training on the study set, and server_lr 0
+    allow_degenerate: bool = False  # accept weight 0, which is local training, and server_lr 0
 
+    verdict = "No gain over local training shown; frozen random vectors do as well as learned ones."
     needs = Needs()
     sends = Sends(
         up="gradient of the quiz loss for the vectors of the classes in the study batches", down="guiding vectors"
@@ -92,22 +97,30 @@ class FedL2G(Method):
         server.state["updates"] = torch.zeros(server.classes)  # how often each vector was updated
 
     def round(self, server: Server, cohort: Cohort) -> None:
-        """Run lines 3 to 14 of Algorithm 1."""
-        vectors, updates = server.memory.tensor("vectors"), server.memory.tensor("updates")
-        warmup = min(MAX_WARMUP, server.rounds // 10) if self.warmup is None else self.warmup
-        steps: list[Step] = [self.train] if server.round > warmup else []  # lines 6 to 9
-        steps += [self.quiz_feedback] if self.guidance == "learned" else []  # lines 10 to 12
-        if not steps:
+        """Run lines 3 to 14 of Algorithm 1, in round 1 after the warm-up."""
+        if self.guidance != "learned":
+            cohort.call(self.train, shared=self.message(server))
             return
-        shared = {"vectors": vectors, "learned": updates} if self.mask_unlearned else {"vectors": vectors}
-        replies = cohort.call(*steps, shared=shared)
-        if self.guidance == "learned":
-            uploads = {name: reply.table("gradient") for name, reply in replies.items()}
-            pi, senders = self.mean_gradient(server, list(uploads.values()))  # line 13
-            eta = SERVER_LR[self.space] if self.server_lr is None else self.server_lr
-            server.state["vectors"] = vectors - eta * pi  # line 14
-            server.state["updates"] = updates + (senders > 0)
-            record_guidance(server, pi, senders, uploads)
+        for _ in range(self.warmup if server.round == 1 else 0):
+            self.update_vectors(server, cohort.call(self.quiz_feedback, shared=self.message(server)))
+        replies = cohort.call(self.train, self.quiz_feedback, shared=self.message(server))  # lines 6 to 12
+        record_guidance(server, *self.update_vectors(server, replies))
+
+    def message(self, server: Server) -> dict[str, Value]:
+        """Return what all clients receive: the vectors, and which of them have been updated if this matters."""
+        vectors, updates = server.memory.tensor("vectors"), server.memory.tensor("updates")
+        return {"vectors": vectors, "learned": updates} if self.mask_unlearned else {"vectors": vectors}
+
+    def update_vectors(
+        self, server: Server, replies: Mapping[str, Payload]
+    ) -> tuple[Tensor, Tensor, dict[str, ClassTable]]:
+        """Update the vectors with the clients' gradients. Return the mean gradient, its senders and the uploads."""
+        uploads = {name: reply.table("gradient") for name, reply in replies.items()}
+        pi, senders = self.mean_gradient(server, list(uploads.values()))  # line 13
+        eta = SERVER_LR[self.space] if self.server_lr is None else self.server_lr
+        server.state["vectors"] = server.memory.tensor("vectors") - eta * pi  # line 14
+        server.state["updates"] = server.memory.tensor("updates") + (senders > 0)
+        return pi, senders, uploads
 
     def mean_gradient(self, server: Server, uploads: Sequence[ClassTable]) -> tuple[Tensor, Tensor]:
         """Return pi^t, and how many clients sent a row of each class. Rows that no client sent are 0."""
@@ -124,9 +137,10 @@ class FedL2G(Method):
 
     @step(down=VECTORS)
     def train(self, client: Client, msg: Payload) -> None:
-        """Train on the study set with L_ce + L_g (line 7, Eq. 4)."""
+        """Train with L_ce + L_g (line 7, Eq. 4) on all samples, or on the study set only."""
         vectors = msg.tensor("vectors")
         study, _ = study_quiz_split(client, self.quiz)
+        samples = client.train if self.train_on_quiz else study
         clip_norm = self.clip_norm if client.settings.clip_norm is None else client.settings.clip_norm
         learned = msg.tensor("learned") > 0 if self.mask_unlearned else None
 
@@ -139,7 +153,7 @@ class FedL2G(Method):
             return F.cross_entropy(logits, y), self.weight * guidance
 
         if len(study):
-            client.fit(loss, samples=study, clip_norm=clip_norm)
+            client.fit(loss, samples=samples, clip_norm=clip_norm)
         else:
             client.fit(clip_norm=clip_norm)  # the only sample is the quiz: train on it without guidance
 
