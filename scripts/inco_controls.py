@@ -15,7 +15,8 @@ from polyfed.core.filter import Update, register
 from polyfed.core.server import Server
 from polyfed.errors import InputError
 from polyfed.filters.inco import InCo
-from polyfed.filters.inco.rules import MIN_NORM, Similarity
+from polyfed.filters.inco.filter import Mixed
+from polyfed.filters.inco.rules import MIN_NORM, divide
 
 
 @register("inco-control")
@@ -59,9 +60,18 @@ class AnchorControl(InCo):
 @register("inco-length-control")
 @dataclass(frozen=True)
 class LengthControl(InCo):
-    """InCo without mixing: an update only gets the norm that normalisation would give it. The rule has no effect."""
+    """InCo without mixing: every update keeps its direction and gets another norm. It shows what a longer step does."""
 
-    rule: Literal["theorem"] = "theorem"
+    # mixed: the norm that the update has after InCo; mean: the mean norm of both updates, as in normalisation alone
+    length: Literal["mixed", "mean"] = "mixed"
 
-    def coefficient(self, similarity: Similarity) -> Tensor:
-        return torch.zeros_like(similarity.theta)
+    def mix(self, g_k: Tensor, g_0: Tensor, owned: Tensor | None = None) -> Mixed:
+        mixed = super().mix(g_k, g_0, owned)
+        mask = torch.ones_like(g_k, dtype=torch.bool) if owned is None else owned.expand(g_k.shape)
+        deep, shallow, new = (self.rows((t * mask).double()) for t in (g_k, g_0, mixed.update))
+        norm = deep.norm(dim=1, keepdim=True)
+        wanted = new.norm(dim=1, keepdim=True)
+        if self.length == "mean":
+            wanted = (norm + shallow.norm(dim=1, keepdim=True)) / 2
+        scaled = divide(deep * wanted, norm, norm >= MIN_NORM).reshape(g_k.shape).to(g_k.dtype)
+        return mixed._replace(update=torch.where(mask, scaled, g_k), theta=torch.zeros_like(mixed.theta))

@@ -45,7 +45,7 @@ ABLATION = {
     "without InCo": "none",
 }
 RULES = {
-    "abs_ref (the released code)": "inco",
+    "released (the released code)": "inco",
     "abs": "{name: inco, rule: abs}",
     "theorem": "{name: inco, rule: theorem}",
     "algorithm1": "{name: inco, rule: algorithm1}",
@@ -56,7 +56,8 @@ CONTROLS = {
     "its entries in another order": "{name: inco-control, control: permuted}",
     "noise of its length": "{name: inco-control, control: gaussian}",
     "another stage's anchor": "{name: inco-control, control: other_stage}",
-    "no mixing, the same length": "{name: inco-length-control}",
+    "no mixing, the length of InCo's updates": "{name: inco-length-control}",
+    "no mixing, the mean length": "{name: inco-length-control, length: mean}",
     "without InCo": "none",
 }
 PARTS = {"methods": None, "ablation": ABLATION, "rules": RULES, "controls": CONTROLS}

@@ -60,18 +60,16 @@ def by_the_table(g_k: Tensor, g_0: Tensor, rule: str, normalise: bool) -> Tensor
     h_0, h_k = g_0 / n_0, g_k / n_k
     if rule == "off":
         return g_k
+    if rule == "released":  # with 1e-7 in every denominator
+        coefficient = min(abs(beta) / (alpha + 1e-7), 5)
+        if not normalise:
+            return g_k + coefficient * g_0
+        return ((g_k / (n_k + 1e-7) + coefficient * g_0 / (n_0 + 1e-7)) * s).clamp(-0.1, 0.1)
     if normalise:
-        by = {"abs_ref": min(abs(beta) / alpha, 5), "abs": abs(c), "theorem": -min(0, c), "algorithm1": -c, "sum": 1}
-        result = (h_k + by[rule] * h_0) * s
-        return result.clamp(-0.1, 0.1) if rule == "abs_ref" else result
+        by = {"abs": abs(c), "theorem": -min(0, c), "algorithm1": -c, "sum": 1}
+        return (h_k + by[rule] * h_0) * s
     ratio = beta / alpha
-    by = {
-        "abs_ref": min(abs(ratio), 5),
-        "abs": abs(ratio),
-        "theorem": -min(0, ratio),
-        "algorithm1": -ratio,
-        "sum": 1,
-    }
+    by = {"abs": abs(ratio), "theorem": -min(0, ratio), "algorithm1": -ratio, "sum": 1}
     return g_k + by[rule] * g_0
 
 
@@ -100,13 +98,27 @@ def test_the_rules_by_hand() -> None:
     for (rule, normalise), values in expected.items():
         assert torch.allclose(mixed(g_k, g_0, rule, normalise=normalise), torch.tensor(values).double()), rule
     # the released code: theta 1.5 from raw tensors on normalised ones, (-0.6 + 1.5) * 3.5 = 3.15, then the limit
-    free = mixed(g_k, g_0, "abs_ref", normalise=True, max_entry=100.0)
+    free = mixed(g_k, g_0, "released", normalise=True, max_entry=100.0, epsilon=0.0)
     assert torch.allclose(free, torch.tensor([3.15, 2.8]).double())
-    assert torch.equal(mixed(g_k, g_0, "abs_ref", normalise=True), torch.full((2,), 0.1, dtype=torch.float64))
+    assert torch.equal(mixed(g_k, g_0, "released", normalise=True), torch.full((2,), 0.1, dtype=torch.float64))
     # where both point in the same direction, the three sources differ: keep, remove, add
     g_k = torch.tensor([3.0, 4.0]).double()
     for rule, values in {"theorem": [3.0, 4.0], "algorithm1": [0.0, 4.0], "abs": [6.0, 4.0]}.items():
         assert torch.allclose(mixed(g_k, g_0, rule, normalise=False), torch.tensor(values).double())
+
+
+def test_the_released_rule_has_the_numbers_of_the_authors_formula() -> None:
+    # Per kernel: theta = min(|beta| / (alpha + e), 5) and (g_k / (n_k + e) + theta g_0 / (n_0 + e)) (n_0 + n_k) / 2,
+    # entries limited to 0.1, with e = 1e-7 in float32. First kernel: n_0 = 0.02, n_k = 0.05, alpha = 4e-4,
+    # beta = -6e-4, theta = 6e-4 / 4.001e-4 = 1.4996251, so that the first entry is
+    # (-0.03 / 0.0500001 + 1.4996251 * 0.02 / 0.0200001) * 0.035 = 0.0314867. Without e it would be 0.0315.
+    # Second: theta = 3e-4 / 1.1e-6 is limited to 5, and both entries to 0.1. Third, with the same direction:
+    # n_0 = 0.001, n_k = 0.005, theta = 3e-6 / 1.1e-6 = 2.7272727, (0.003 / 0.0050001 + 2.7272727 * 0.001 / 0.0010001)
+    # * 0.003 = 0.0099810 and (-0.004 / 0.0050001) * 0.003 = -0.0024000.
+    g_0 = torch.tensor([[0.02, 0.0], [0.001, 0.0], [0.001, 0.0]]).reshape(3, 1, 1, 2)
+    g_k = torch.tensor([[-0.03, 0.04], [0.3, 0.4], [0.003, -0.004]]).reshape(3, 1, 1, 2)
+    expected = torch.tensor([[0.0314867, 0.0279999], [0.1, 0.1], [0.0099810, -0.0024000]]).reshape(3, 1, 1, 2)
+    assert torch.allclose(InCo(rule="released").mix(g_k, g_0).update, expected, rtol=0, atol=1e-7)
 
 
 # the theorem
@@ -182,14 +194,14 @@ def test_the_absolute_rule_and_the_released_code_along_the_shallow_direction(pai
     along = inner(mixed(g_k, g_0, "abs", normalise=True), h_0)
     assert math.isclose(along, s * (c + abs(c)), rel_tol=1e-7, abs_tol=1e-9 * s)
     if c < 0:
-        free = mixed(g_k, g_0, "abs_ref", normalise=True, max_theta=1e9, max_entry=1e9)
+        free = mixed(g_k, g_0, "released", normalise=True, max_theta=1e9, max_entry=1e9, epsilon=0.0)
         assert math.isclose(inner(free, h_0), s * abs(c) * (n_k / n_0 - 1), rel_tol=1e-7, abs_tol=1e-9 * s)
 
 
 def test_the_released_code_can_violate_the_constraint_of_the_theorem() -> None:
     # beta < 0 and nk < n0: raw theta is too small for normalised updates
     g_0, g_k = torch.tensor([4.0, 0.0]).double(), torch.tensor([-1.0, 1.0]).double()
-    assert inner(mixed(g_k, g_0, "abs_ref", normalise=True, max_entry=1e9), g_0) < -0.1
+    assert inner(mixed(g_k, g_0, "released", normalise=True, max_entry=1e9), g_0) < -0.1
     assert inner(mixed(g_k, g_0, "theorem", normalise=True), g_0) == pytest.approx(0)
 
 
@@ -199,7 +211,7 @@ def test_lengths_are_bounded(pair: tuple[Tensor, Tensor]) -> None:
     s = lengths(*pair)[3]
     assert float(mixed(*pair, "theorem", normalise=True).norm()) <= s * (1 + 1e-9)
     assert float(mixed(*pair, "sum", normalise=True).norm()) <= 2 * s * (1 + 1e-9)
-    assert float(mixed(*pair, "abs_ref", normalise=True).abs().max()) <= 0.1
+    assert float(mixed(*pair, "released", normalise=True).abs().max()) <= 0.1
 
 
 def test_lengths_of_parallel_updates_reach_the_bounds() -> None:
@@ -239,7 +251,7 @@ def test_kernels_are_mixed_independently(rule: str, normalise: bool, pair: tuple
 def test_auto_granularity_follows_the_rule() -> None:
     pair = random_update(1, (2, 2, 3, 3)), random_update(2, (2, 2, 3, 3))
     for rule in RULES:
-        chosen = InCo(rule=rule, granularity="kernel" if rule == "abs_ref" else "tensor")  # type: ignore[arg-type]
+        chosen = InCo(rule=rule, granularity="kernel" if rule == "released" else "tensor")  # type: ignore[arg-type]
         assert torch.equal(InCo(rule=rule).mix(*pair)[0], chosen.mix(*pair)[0])  # type: ignore[arg-type]
     kernels = InCo(rule="theorem", granularity="kernel").mix(*pair)
     assert len(kernels[2]) == 4 and len(InCo(rule="theorem").mix(*pair)[2]) == 1  # one beta each

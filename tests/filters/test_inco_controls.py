@@ -11,6 +11,7 @@ from torch import Tensor
 from polyfed.core.filter import Update
 from polyfed.core.server import Server
 from polyfed.errors import InputError
+from polyfed.filters.inco import InCo
 from polyfed.methods.fedavg import FedAvg
 from polyfed.testing.toy_federation import ToyFederation
 
@@ -62,7 +63,22 @@ def test_another_stage_needs_two_anchors() -> None:
 
 
 def test_the_length_control_changes_the_norm_alone() -> None:
-    g_k, g_0 = (torch.randn(3, 3, generator=torch.Generator().manual_seed(seed)).double() for seed in (1, 2))
-    update = LengthControl().mix(g_k, g_0).update
-    assert float(update.norm()) == pytest.approx((float(g_k.norm()) + float(g_0.norm())) / 2)
-    assert torch.allclose(update / update.norm(), g_k / g_k.norm())
+    g_k, g_0 = (0.01 * torch.randn(2, 2, 3, 3, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
+    mixed, mean = (LengthControl(length=length).mix(g_k, g_0).update for length in ("mixed", "mean"))
+    wanted = {"mixed": InCo().mix(g_k, g_0).update.norm(dim=(2, 3)), "mean": (norms(g_k) + norms(g_0)) / 2}
+    for name, update in {"mixed": mixed, "mean": mean}.items():
+        assert torch.allclose(norms(update), wanted[name])
+        assert torch.allclose(update / norms(update)[..., None, None], g_k / norms(g_k)[..., None, None], atol=1e-6)
+    assert not torch.allclose(norms(mixed), norms(mean), rtol=0.01)
+
+
+def test_the_length_control_leaves_positions_without_an_owner() -> None:
+    g_k, g_0 = torch.tensor([[3.0, 4.0, 7.0]]), torch.tensor([[0.0, 1.0, 9.0]])
+    owned = torch.tensor([[True, True, False]])
+    update = LengthControl(length="mean").mix(g_k, g_0, owned).update  # the norms of owned positions are 5 and 1
+    assert torch.allclose(update, torch.tensor([[1.8, 2.4, 7.0]]))
+
+
+def norms(kernels: Tensor) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(kernels, dim=(2, 3))
+    return norm

@@ -90,7 +90,7 @@ def test_coefficients_are_recorded_every_round(splitting: str, targets: int) -> 
 # a single update
 
 
-@pytest.mark.parametrize("rule", ["abs_ref", "theorem", "sum"])
+@pytest.mark.parametrize("rule", ["released", "theorem", "sum"])
 def test_targets_are_mixed_from_the_original_updates_and_nothing_else_changes(rule: Any) -> None:
     server = server_with_filter("stage", rule=rule, pairing="resnet_paper")
     assert isinstance(server.filter, InCo)

@@ -20,7 +20,7 @@ from polyfed.federation import simulation
 from polyfed.federation.engine_factory import make_engine
 
 CLIENTS, SAMPLES, SIZE, REPEATS = 10, 800, 28, 8
-RULES = ("abs_ref", "theorem")
+RULES = ("released", "theorem")
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,13 @@ MIN_NORM = 1e-12  # updates with a smaller norm count as zero
 
 
 class UpdatePair:
-    """A deep and a shallow update with their inner products (Eq. 2), row by row."""
+    """A deep and a shallow update with their inner products (Eq. 2), row by row.
 
-    def __init__(self, deep: Tensor, shallow: Tensor) -> None:
-        self.deep, self.shallow = deep, shallow
+    `epsilon` is added to denominators, as the released code does.
+    """
+
+    def __init__(self, deep: Tensor, shallow: Tensor, epsilon: float = 0.0) -> None:
+        self.deep, self.shallow, self.epsilon = deep, shallow, epsilon
         self.alpha = (shallow * shallow).sum(1, keepdim=True)
         self.beta = (shallow * deep).sum(1, keepdim=True)
         self.shallow_norm, self.deep_norm = self.alpha.sqrt(), deep.norm(dim=1, keepdim=True)
@@ -28,7 +31,7 @@ class UpdatePair:
     def similarity(self, *, normalise: bool) -> Similarity:
         """Return beta / alpha of the updates, before and after optional normalisation."""
         both = self.has_shallow & self.has_deep
-        raw = divide(self.beta, self.alpha, both)
+        raw = divide(self.beta, self.alpha + self.epsilon, both)
         return Similarity(divide(self.beta, self.shallow_norm * self.deep_norm, both) if normalise else raw, raw)
 
     def mixed(self, theta: Tensor) -> Tensor:
@@ -38,8 +41,9 @@ class UpdatePair:
     def mixed_directions(self, theta: Tensor, max_entry: float | None) -> Tensor:
         """Mix the normalised updates and scale the result to the mean norm of both (Algorithm 1, line 9)."""
         mean_norm = (self.shallow_norm + self.deep_norm) / 2
-        deep = divide(self.deep, self.deep_norm, self.has_deep)
-        mixed = (deep + theta * divide(self.shallow, self.shallow_norm, self.has_shallow)) * mean_norm
+        deep = divide(self.deep, self.deep_norm + self.epsilon, self.has_deep)
+        shallow = divide(self.shallow, self.shallow_norm + self.epsilon, self.has_shallow)
+        mixed = (deep + theta * shallow) * mean_norm
         if max_entry is not None:
             mixed = mixed.clamp(-max_entry, max_entry)
         return torch.where(~self.has_shallow, self.deep, mixed)
@@ -88,10 +92,11 @@ class Rule(NamedTuple):
     coefficient: Callable[[Similarity, float], Tensor]  # of the shallow update
     by_kernel: bool = False  # whether inner products are taken per convolution kernel by default
     limits_entries: bool = False  # whether entries of the normalised result are limited
+    has_epsilon: bool = False  # whether denominators are increased by a small number
 
 
 RULES: Mapping[str, Rule] = {
-    "abs_ref": Rule(released_code, by_kernel=True, limits_entries=True),
+    "released": Rule(released_code, by_kernel=True, limits_entries=True, has_epsilon=True),
     "abs": Rule(absolute),
     "theorem": Rule(theorem),
     "algorithm1": Rule(algorithm1),
