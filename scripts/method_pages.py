@@ -63,6 +63,7 @@ def summary(info: MethodInfo) -> str:
     path = source_file(info)
     rows = [
         ["**Config**", f"`method: {{name: {info.name}}}`" + "".join(f", alias `{alias}`" for alias in info.aliases)],
+        ["**Verdict**", escape(info.verdict) or "not measured"],
         ["**Requirements**", ", ".join(needs) or "none"],
         ["**Client uploads**", info.sends_up],
         ["**Client downloads**", info.sends_down],
@@ -286,12 +287,13 @@ def method_list() -> str:
         [
             f"[`{info.name}`]({info.name}.md)",
             escape(info.title.partition(": ")[2] or info.title),
+            escape(info.verdict) or "not measured",
             info.sends_up,
             ", ".join(REQUIREMENTS[need] for need in info.requires if need != "same_classes") or "-",
         ]
         for info in methods().values()
     ]
-    return table(["method", "idea", "client uploads", "requirements"], rows)
+    return table(["method", "idea", "verdict", "client uploads", "requirements"], rows)
 
 
 SECTIONS: dict[str, Callable[[MethodInfo], str]] = {

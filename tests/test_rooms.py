@@ -229,6 +229,8 @@ def test_a_listed_method_is_the_real_one(name: str) -> None:
     assert listed.requires == [f.name for f in dataclasses.fields(kind.needs) if getattr(kind.needs, f.name)]
     assert (listed.sends_up, listed.sends_down) == (kind.sends.up, kind.sends.down)
     assert listed.title == (kind.__doc__ or "").splitlines()[0]
+    assert listed.verdict == kind.verdict and "verdict" in vars(kind)  # its own, not that of a base class
+    assert 40 <= len(listed.verdict) <= 130 and listed.verdict.endswith(".")
     # fedktl refuses to be made without a generator: that refusal is the same either way
     given = (
         {"source": "g.py", "checkpoint": "g.safetensors", "sha256": "00", "pretraining": "x"}

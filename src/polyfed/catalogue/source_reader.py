@@ -39,6 +39,7 @@ class MethodInfo:
     sends_up: str
     sends_down: str
     options: list[Option]
+    verdict: str = ""
     aliases: tuple[str, ...] = ()
     module: str = field(default="", repr=False)
     class_name: str = field(default="", repr=False)
@@ -61,6 +62,7 @@ def read_file(module: str, path: Path) -> Iterator[MethodInfo]:
             sends_up=declaration.sends.get("up", "nothing"),
             sends_down=declaration.sends.get("down", "nothing"),
             options=list(declaration.options.values()),
+            verdict=declaration.verdict,
             aliases=names[1:],
             module=module,
             class_name=node.name,
@@ -74,6 +76,7 @@ class _Declaration:
     options: dict[str, Option] = field(default_factory=dict)
     needs: dict[str, Any] = field(default_factory=dict)
     sends: dict[str, Any] = field(default_factory=dict)
+    verdict: str = ""  # of the class itself
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,6 +114,8 @@ class _Source:
                 for target in item.targets:
                     if isinstance(target, ast.Name) and target.id in ("needs", "sends"):
                         setattr(declaration, target.id, _keywords(item.value))
+                    elif isinstance(target, ast.Name) and target.id == "verdict":
+                        declaration.verdict = str(_literal(item.value))
         return declaration
 
     def _own_options(self, node: ast.ClassDef) -> dict[str, Option]:

@@ -129,14 +129,14 @@ LISTS: Mapping[str, Callable[[], list[Row]]] = {
 
 def _print_methods(rows: list[Row]) -> None:
     print_table(
-        ["method", "", "requires", "sends up", "sends down"],
+        ["method", "", "verdict", "requires", "sends up"],
         [
             [
                 row["name"],
                 row["title"].partition(": ")[2] or row["title"],
+                row["verdict"] or "-",
                 ", ".join(need.replace("_", " ") for need in row["requires"]) or "-",
                 row["sends_up"],
-                row["sends_down"],
             ]
             for row in rows
         ],
