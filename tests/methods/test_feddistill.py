@@ -48,6 +48,21 @@ def test_one_step_by_hand(linears: Any) -> None:
         assert torch.allclose(got[name], p.detach() - 0.1 * p.grad, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("collect", ["after", "online"])
+def test_probabilities_are_averaged_and_distilled_without_another_softmax(linears: Any, collect: Any) -> None:
+    row = [0.7, 0.2, 0.1]
+    logits = [float(value) for value in torch.tensor(row).log()]
+    everywhere = dict.fromkeys(range(3), row)
+    method = FedDistill(outputs="probabilities", collect=collect)
+    got = trained(linears, method, table(everywhere))
+    same = trained(linears, FedDistill(), table(dict.fromkeys(range(3), logits)))  # softmax of logs: the same target
+    assert all(torch.allclose(got[name], same[name], atol=1e-6) for name in same)
+    client = linears().client("0", LABELS)
+    client.round, client.step = 1, "train"
+    sent = method.train(client, Payload({"outputs": table(everywhere)}))["outputs"]
+    assert isinstance(sent, ClassTable) and torch.allclose(sent.values.sum(1), torch.ones(3), atol=1e-6)
+
+
 def test_no_gradient_if_the_output_equals_the_target() -> None:
     z = torch.tensor([[1.0, -2.0, 0.5], [0.0, 0.0, 9.0]], requires_grad=True)
     soft_cross_entropy(z, z.detach().softmax(1)).sum().backward()  # type: ignore[no-untyped-call]

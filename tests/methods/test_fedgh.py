@@ -56,17 +56,41 @@ def test_one_step_of_the_server_by_hand() -> None:
     #   row 2: ((1/3)(1, 2) + (1/3)(3, -1)) / 2  = (2/3, 1/6)       bias 1/3
     # and a step of 0.3 goes against it. Class 2 was not reported, and its row is pushed down all the same.
     server = server_with(zero_head())
-    FedGH(server_lr=0.3).train_head(server, PAIRS)
+    FedGH(server_lr=0.3, server_batch=10, server_weight_decay=0.0).train_head(server, PAIRS)
     head = server.memory.weights("head")
     assert torch.allclose(head["weight"], torch.tensor([[-0.05, 0.25], [0.25, -0.2], [-0.2, -0.05]]), atol=1e-6)
     assert torch.allclose(head["bias"], torch.tensor([0.05, 0.05, -0.1]), atol=1e-6)
+
+
+def test_the_servers_optimiser_is_that_of_the_authors() -> None:
+    # One pair per step, twice: v = (1, 2) of class 0. SGD with momentum 0.9 and weight decay 0.001 by hand, from 0:
+    # m <- 0.9 m + g + 0.001 w and w <- w - 0.1 m.
+    server, v = server_with(zero_head()), torch.tensor([1.0, 2.0])
+    FedGH(server_lr=0.1, server_epochs=2).train_head(server, [table({0: v.tolist()})])
+    weight, bias = torch.zeros(3, 2), torch.zeros(3)
+    momenta = [torch.zeros(3, 2), torch.zeros(3)]
+    for _ in range(2):
+        slope = (weight @ v + bias).softmax(0) - torch.tensor([1.0, 0.0, 0.0])
+        for at, (parameter, gradient) in enumerate(((weight, slope[:, None] * v), (bias, slope))):
+            momenta[at] = 0.9 * momenta[at] + gradient + 0.001 * parameter
+        weight, bias = weight - 0.1 * momenta[0], bias - 0.1 * momenta[1]
+    head = server.memory.weights("head")
+    assert torch.allclose(head["weight"], weight, atol=1e-6) and torch.allclose(head["bias"], bias, atol=1e-6)
+
+
+def test_the_servers_gradient_is_clipped() -> None:
+    # The gradient of a head of zeros has the norm |v| sqrt(6)/3 with bias sqrt(6)/3: a limit of 0.1 scales it.
+    server = server_with(zero_head())
+    FedGH(server_lr=1.0, server_clip_norm=0.1).train_head(server, [table({0: [300.0, 400.0]})])
+    moved = torch.cat([tensor.flatten() for tensor in server.memory.weights("head").values()])
+    assert float(moved.norm()) == pytest.approx(0.1, rel=1e-4)
 
 
 def test_one_masked_step_by_hand() -> None:
     # Over the two reported classes the head of zeros gives 1/2 each, and row 2 has no gradient:
     #   row 0: ((-1/2)(1, 2) + (1/2)(3, -1)) / 2 = (1/2, -3/4), row 1 its opposite, biases 0
     server = server_with(zero_head())
-    FedGH(server_lr=0.3, mask_missing=True).train_head(server, PAIRS)
+    FedGH(server_lr=0.3, server_batch=10, server_weight_decay=0.0, mask_missing=True).train_head(server, PAIRS)
     head = server.memory.weights("head")
     assert torch.allclose(head["weight"], torch.tensor([[-0.15, 0.225], [0.15, -0.225], [0.0, 0.0]]), atol=1e-6)
     assert torch.allclose(head["bias"], torch.zeros(3), atol=1e-6)
@@ -95,7 +119,7 @@ def test_a_small_step_lowers_the_loss_on_reported_means(rows: list[dict[int, lis
     server = server_with(head)
     before = {name: tensor.clone() for name, tensor in server.memory.weights("head").items()}
     tables = [table(r) for r in rows]
-    FedGH(server_lr=1e-2, server_batch=100, mask_missing=mask).train_head(server, tables)
+    FedGH(server_lr=1e-2, server_batch=100, server_weight_decay=0.0, mask_missing=mask).train_head(server, tables)
     after = server.memory.weights("head")
     v, c = torch.cat([t.values for t in tables]), torch.cat([t.classes for t in tables])
     if len(c) == 0:
@@ -160,7 +184,7 @@ def test_the_head_is_trained_on_participants_only(linears: Any) -> None:
     # Clients 0 and 1 have classes 0 and 1, so with the mask the row of class 2 stays; client 2 keeps all it had.
     makers = linears().several(*LABELS, seeds=["a", "b", "c"])
     outcome = run_rounds(
-        InMemoryClients(FedGH(mask_missing=True), makers), 2, selected=lambda n: ("0", "1")
+        InMemoryClients(FedGH(mask_missing=True, server_weight_decay=0.0), makers), 2, selected=lambda n: ("0", "1")
     ).checked()
     head, initial = outcome.server["head"], weights_of(linears().model("a").head)
     assert isinstance(head, dict)

@@ -65,6 +65,24 @@ def test_the_normalised_mean_by_hand(linears: Any) -> None:
         assert torch.allclose(longer[name], old + 6.0 * direction, rtol=1e-5, atol=1e-6)
 
 
+def test_with_a_proximal_term_the_effective_steps_are_counted(linears: Any) -> None:
+    # a_k = (1 - (1 - lr mu)^tau) / (lr mu) with lr mu = 0.05: 1.95 for two steps, 1 for one; tau_eff = (2 + 1)/2.
+    make = linears()
+    method = FedNova(weights="uniform", epochs=[2, 1], mu=0.5)
+    start = weights_of(make.model())
+    changes = []
+    for k, labels in enumerate(LABELS):
+        client = make.client(str(k), labels)
+        client.round, client.step = 1, "train"
+        received: Any = method.train(client, Payload({"model": start}))
+        assert received["normaliser"] == pytest.approx([1.95, 1.0][k]) and received["steps"] == [2, 1][k]
+        changes.append({n: t - start[n] for n, t in received["model"].items()})
+    after: Any = run_rounds(InMemoryClients(method, make.several(*LABELS))).checked().server["model"]
+    for name, old in start.items():
+        direction = (changes[0][name] / 1.95 + changes[1][name]) / 2
+        assert torch.allclose(after[name], old + 1.5 * direction, rtol=1e-5, atol=1e-7)
+
+
 def test_more_steps_give_no_more_weight(linears: Any) -> None:
     # With small steps a gradient hardly changes on the way: D_k is a_k times the client's own gradient step s_k.
     # FedNova moves along (s_0 + s_1)/2 whatever the numbers of steps; FedAvg along (10 s_0 + s_1)/2.

@@ -193,10 +193,10 @@ def test_prediction_is_the_nearest_prototype_by_brute_force(linears: Any) -> Non
     with torch.no_grad():
         f, head = client.model.features(x), client.model(x)
         assert torch.equal(FedTGP().predict(client, x), head)  # before any round
-        client.state["prototypes"] = NOTHING
-        assert torch.equal(FedTGP().predict(client, x), head)  # in round 1
+        client.state["new prototypes"] = NOTHING
+        assert torch.equal(FedTGP().predict(client, x), head)  # no prototypes have been trained yet
         prototypes = {c: f[at].tolist() for c, at in enumerate((0, 5, 10, 15))}
-        client.state["prototypes"] = table(prototypes)
+        client.state["new prototypes"] = table(prototypes)
         received = FedTGP().predict(client, x).argmax(1).tolist()
         nearest = [min(prototypes, key=lambda c: math.dist(feature, prototypes[c])) for feature in f.tolist()]
         assert received == nearest and len(set(received)) > 1

@@ -202,6 +202,20 @@ def test_both_steps_by_hand(linears: Any) -> None:
         assert torch.allclose(trained[name], p.detach() - 0.1 * p.grad, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize(("calibrate", "times"), [("round", 2), ("epoch", 6)])
+def test_label_sets_are_calibrated_once_a_round_or_every_epoch(linears: Any, calibrate: Any, times: int) -> None:
+    counted: list[float] = []
+
+    class Counting(FedType):
+        def calibrated(self, *given: Any, **more: Any) -> Conformal:
+            counted.append(given[2])  # the penalty, of proxy and private model in turn
+            return super().calibrated(*given, **more)
+
+    client, proxy = client_with_proxy(linears, settings={"epochs": 3})
+    Counting(calibrate=calibrate).train(client, message(proxy))
+    assert len(counted) == times and counted[1] == 1.0
+
+
 def test_the_ranking_loss_trains_the_private_model_but_not_as_released(linears: Any) -> None:
     plain, _ = client_with_proxy(linears)
     plain.fit(purpose="private 0")

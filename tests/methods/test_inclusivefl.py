@@ -9,6 +9,7 @@ import torch
 from tests.methods.sub_models import replies, server_of, sizes
 from torch import Tensor
 
+from polyfed.core.filter import Update
 from polyfed.core.payload import Payload
 from polyfed.errors import InputError
 from polyfed.methods.inclusivefl import InclusiveFL
@@ -29,6 +30,7 @@ class Played:
     """One round of two clients of different types: the initial model, their uploads, and the new model."""
 
     def __init__(self, group: list[str], rounds: int = 1, **fields: Any) -> None:
+        fields = {"momentum": "same-round", "weights": "samples", **fields}
         with ToyFederation(InclusiveFL, fields) as toy:
             models = {"group": group}
             recorder = RecordingEngine()
@@ -88,6 +90,20 @@ def test_momentum_is_weighted_by_beta() -> None:
     name = block(3, 1)
     m = (actual.made("1", name) + actual.made("1", block(3, 2))) / 2
     same(actual.moved("0", name), 0.8 * actual.made("0", name) + 0.2 * m)
+
+
+def test_momentum_of_the_previous_round() -> None:
+    # In round 1 there is none. It is stored: the mean update of the larger type's blocks 1 and 2.
+    actual = Played([SMALL, LARGE], beta=0.2, momentum="previous-round")
+    name = block(3, 1)
+    same(actual.moved("0", name), actual.made("0", name))
+    stored = actual.server.memory.weights("momentum")
+    m = (actual.made("1", name) + actual.made("1", block(3, 2))) / 2
+    same(stored[f"0.{name}"].double(), m)
+    # In the next round it is mixed in: 0.8 * 2 + 0.2 * 1, and nowhere else.
+    merged = Update({"top": torch.tensor([2.0]), "stem": torch.tensor([3.0])}, {})
+    guided = InclusiveFL(beta=0.2).guided({"top": torch.tensor([1.0]), "absent": torch.tensor([1.0])}, merged).change
+    assert {n: pytest.approx(t.item()) for n, t in guided.items()} == {"top": 1.8, "stem": 3.0}
 
 
 def test_equal_numbers_of_blocks_give_no_momentum() -> None:

@@ -45,6 +45,16 @@ def test_hessian_step_on_a_parabola() -> None:
     assert after == pytest.approx(2.0 - 0.05 * CURVE * (1 - 0.1 * CURVE) ** 2 * 2.0, rel=1e-5)
 
 
+def test_the_meta_step_is_the_learning_rate_of_the_config(linears: Any) -> None:
+    moved = []
+    for beta in (None, 0.1, 0.3):
+        client = linears(settings={"lr": 0.1}).client("0", [0, 1, 2, 0])
+        client.round, client.step = 1, "train"
+        PerFedAvg(beta=beta).learn(client)
+        moved.append(weights_of(client.model)["head.weight"])
+    assert torch.equal(moved[0], moved[1]) and not torch.equal(moved[0], moved[2])
+
+
 def test_without_inner_steps_it_is_sgd_on_the_second_parts(linears: Any) -> None:
     # alpha 0: theta <- theta - beta grad L(theta; D'), where D' is the second half of each batch of twice the size
     make = linears(settings={"batch_size": 2})

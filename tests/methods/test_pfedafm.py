@@ -56,12 +56,13 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 def test_the_mixture_step_by_hand(linears: Any) -> None:
     # L = CE(h(a * phi + (1 - a) * G)). By the chain rule dL/da_j = sum_i dL/dmix_ij (phi_ij - G_ij); two full-batch
-    # steps of 0.5 from a = (0.9, 0.2, 0.0), clamped after each, with two steps of 0.1 of the private model.
+    # steps of 0.5 with momentum 0.5 from a = (0.9, 0.2, 0.0), clamped after each, and two steps of 0.1 of the model.
     make = linears(settings={"epochs": 2})
     client, shared = made(make), make.model("shared")
     a = torch.tensor([0.9, 0.2, 0.0])
     extractor = ready(client, shared, a.tolist())
-    PFedAFM(lr_alpha=0.5).train_mixture(client, extractor)
+    PFedAFM(lr_alpha=0.5, alpha_momentum=0.5).train_mixture(client, extractor)
+    velocity = torch.zeros(3)
     private = make.model("private")
     x, y = client.train.inputs.float() / 255, client.train.labels
     for _ in range(2):
@@ -72,7 +73,8 @@ def test_the_mixture_step_by_hand(linears: Any) -> None:
         F.cross_entropy(private.head(mix), y).backward()  # type: ignore[no-untyped-call]
         slope = (mix.grad * (phi - g)).sum(0).detach()
         assert bool((slope.abs() > 1e-4).all())
-        a = (a - 0.5 * slope).clamp(0, 1)
+        velocity = 0.5 * velocity + slope
+        a = (a - 0.5 * velocity).clamp(0, 1)
         with torch.no_grad():
             for parameter in private.parameters():
                 parameter -= 0.1 * parameter.grad

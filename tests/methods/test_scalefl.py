@@ -55,7 +55,7 @@ def test_the_last_exit_is_detached_as_teacher() -> None:
 
 
 def test_the_divergence_counts_after_the_first_quarter() -> None:
-    # Of 8 rounds, 1 and 2 are the first quarter. In a run of 4 that waits for a half, so are they.
+    # Rounds count from 0, as released: of 8, round 2 is the first quarter, and distillation starts after it.
     digests = []
     with ToyFederation(ScaleFL, {}) as toy:
         for gamma in (0.05, 5.0):
@@ -68,8 +68,8 @@ def test_the_divergence_counts_after_the_first_quarter() -> None:
         for server.round in range(1, 9):
             recorded.append(ScaleFL().announcement(server)["distils"])
     one, other = digests
-    assert one[:2] == other[:2] and one[2] != other[2]
-    assert recorded == [False, False, True, True, True, True, True, True]
+    assert one[:3] == other[:3] and one[3] != other[3]  # of 4 rounds, half are rounds 0 to 2
+    assert recorded == [False, False, False, True, True, True, True, True]
 
 
 def test_layers_beyond_a_level_do_not_change() -> None:

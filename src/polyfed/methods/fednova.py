@@ -37,16 +37,18 @@ class FedNova(FedProx):
     bit-identical to FedAvg. BatchNorm statistics are averaged; a popular benchmark puts them through the formula and
     rounds their counters. The normaliser counts steps, not epochs. A client that took no step has no direction and is
     left out. No normaliser is known for Adam: it raises `InputError`, unless `allow_step_count` uses the number of
-    steps as a_k.
+    steps as a_k. The effective number of steps tau_eff is sum_k p_k a_k; with a proximal term it is the mean number
+    of steps, sum_k p_k tau_k, as in the released code. Clients are measured with the server's new model.
     """
 
-    tau_eff: Annotated[float, Gt(0)] | None = None  # effective number of client steps per round; none: sum_k p_k a_k
+    tau_eff: Annotated[float, Gt(0)] | None = None  # effective number of client steps per round; none: see below
     mu: Annotated[float, Ge(0), Degenerate(0)] = 0.0  # weight of the proximal term (FedProx)
     allow_degenerate: bool = True  # accept mu 0: no proximal term
     allow_step_count: bool = False  # use the number of steps as a_k, with any optimiser
 
+    verdict = "FedAvg for clients with unequal numbers of steps; the same as FedAvg when the numbers are equal."
     sends = Sends(
-        up="all weights of the model, the number of samples, and a measure of the number of steps",
+        up="all weights of the model, the number of samples, and the number of steps, also normalised",
         down="all weights of the model",
     )
 
@@ -62,7 +64,7 @@ class FedNova(FedProx):
                 continue  # no step, no direction
             unit = unit or a_k  # relative to the first a_k, so that equal normalisers cancel exactly
             updates.add(k, reply.weights("model"), weight, times=self.server_lr * (unit / a_k))  # -d_k
-            steps[k] = weight * ((self.tau_eff or a_k) / unit)
+            steps[k] = weight * ((self.tau_eff or (reply.number("steps") if self.mu else a_k)) / unit)
         update = updates.mean()  # -sum_k p_k d_k, over the clients that hold each position
         total = position_weights(server, model, steps)  # sum_k w_k a_k over these clients
         buffers = buffer_names(server)
@@ -81,13 +83,14 @@ class FedNova(FedProx):
             "model": WeightsField(),
             "samples": ScalarField(least=0, most="samples"),
             "normaliser": ScalarField(least=0),
+            "steps": ScalarField(least=0),
         },
     )
     def train(self, client: Client, msg: Payload) -> Reply:
         self.receive(client, msg)
         self.learn(client)
         tau = client.fits[-1].steps
-        return {**self.upload(client, msg), "normaliser": self.normaliser(client.settings, tau)}
+        return {**self.upload(client, msg), "normaliser": self.normaliser(client.settings, tau), "steps": tau}
 
     def normaliser(self, settings: TrainSettings, tau: int) -> float:
         """Return a_k: the length of tau local steps, in units of one gradient step."""

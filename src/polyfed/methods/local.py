@@ -15,6 +15,7 @@ class Local(Method):
     There is no published protocol to deviate from.
     """
 
+    verdict = "The baseline without communication: hard to beat on own data, weak on classes that a client lacks."
     needs = Needs(same_classes=False)
     sends = Sends(up="nothing", down="nothing")
 

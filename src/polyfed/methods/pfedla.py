@@ -42,6 +42,9 @@ class PFedLA(Method):
     buffers: Literal["local", "average"] = "local"  # BatchNorm statistics: each client's own, or mixed with the layer
     allow_degenerate: bool = False  # accept hyper_lr 0, which leaves the mixing weights random
 
+    verdict = (
+        "Personal models as layer-wise mixtures of all clients' models; needs one architecture and heavy traffic."
+    )
     needs = Needs(same_architecture=True)
     sends = Sends(up="all weights of the model", down="weights of a model mixed for the client")
 

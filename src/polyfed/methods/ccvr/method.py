@@ -58,6 +58,10 @@ class CCVR(Method):
     biased_covariance: bool = False  # reproduce a common fault: divisor n, pooled with the formula for n - 1
     allow_degenerate: bool = False  # accept 0 virtual features or epochs, which disables calibration
 
+    verdict = (
+        "Corrects heads with virtual features; needs aligned extractors, so it lowers accuracy when clients "
+        "have different models."
+    )
     needs = Needs(same_features=True, same_classes=True)
     sends = Sends(
         up="once: mean and covariance of features per class, with counts; all weights each round if models are equal",

@@ -60,14 +60,13 @@ class FedFree(Method):
     entropy: Literal["shannon", "tsallis", "collision"] = "shannon"  # H of Eq. 6, of a histogram of the weights
     tsallis_q: Annotated[float, Gt(0)] = 2.0  # q of the Tsallis entropy
     entropy_range: Literal["pair", "own"] = "pair"  # range of the histograms: common to both layers, or of each layer
-    candidate_scope: Literal["partners", "mapped_only", "updated_only", "all_same_type"] = (
-        "partners"  # layers to send
-    )
+    candidate_scope: Literal["partners", "mapped_only", "updated_only", "all_same_type"] = "partners"  # layers sent
     projection: Literal["flat", "block"] = "flat"  # Eq. 7 in row-major order, or where both layers overlap
     remainder: Literal["retain", "zero"] = "retain"  # values of a layer that is larger than the received one
     trim_download: bool = False  # do not send values that the client would not use
     recalibrate_bn: bool = False  # estimate BatchNorm statistics again after a layer was replaced
 
+    verdict = "Close to local training; layers of others help a little if all clients have one architecture."
     needs = Needs()
     sends = Sends(
         up="weights, names, kinds and positions of the k layers that changed most, and by how much",

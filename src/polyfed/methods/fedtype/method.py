@@ -35,7 +35,10 @@ class FedType(Method):
     on held-out samples. The released code also trains on them, so it cannot guarantee their coverage. If a client has
     too few samples to hold out a tenth, its training samples are used here as well, and the run records a warning.
     The divergence is not divided by the number of classes (`kl_reduction: mean` does that). Private model and proxy
-    alternate by local epochs, each with a new optimiser.
+    alternate by local epochs, each with a new optimiser. Label sets are calibrated once a round, as in the released
+    code; `calibrate: epoch` does it again before every epoch.
+
+    A client is measured with its private model after training. Results: docs/results/heterogeneous.md.
     """
 
     auxiliary: str | None = None  # architecture of the proxy; none: the smallest client model
@@ -47,9 +50,11 @@ class FedType(Method):
     temperature: Annotated[float, Gt(0)] = 1.0  # T of the divergence, which is multiplied by T^2
     calibration_fraction: Annotated[float, Interval(gt=0, lt=1)] = 0.1  # held-out share of the training samples
     calibration_minimum: int = 20  # with fewer held-out samples, the training samples are used to calibrate
+    calibrate: Literal["round", "epoch"] = "round"  # how often label sets are calibrated
     kl_reduction: Literal["batchmean", "mean"] = "batchmean"  # mean: divide by the number of classes too, as released
     ranking_without_effect: bool = False  # reproduce a fault of the released code: no gradient to the private model
 
+    verdict = "Level with local training in personal accuracy; costs a second model per client."
     needs = Needs()
     sends = Sends(
         up="all weights of the shared small model",
@@ -75,8 +80,12 @@ class FedType(Method):
         client.load(msg.weights("proxy"), into=proxy)
         train, calibration = self.split(client)
         epochs = client.settings.epochs if client.settings.steps is None else 1
+        rules: tuple[Conformal, Conformal] | None = None
         for epoch in range(epochs):
-            self.train_private(client, proxy, train, calibration, epoch)
+            stream = client.stream(f"sets {epoch}")
+            if rules is None or self.calibrate == "epoch":
+                rules = self.label_set_rules(client, proxy, calibration, stream)
+            self.train_private(client, proxy, train, rules, stream, epoch)
             self.train_proxy(client, proxy, train, epoch)
         return {"proxy": weights_of(proxy)}
 
@@ -95,16 +104,28 @@ class FedType(Method):
         order = client.memory.tensor("order")
         return client.train.subset(order[count:].sort().values), client.train.subset(order[:count])
 
-    def train_private(
-        self, client: Client, proxy: nn.Module, train: Samples, calibration: Samples, epoch: int
-    ) -> None:
-        """(a) Train on CE(z) + c R: rank labels in the set of the proxy above others; c is the agreement of sets."""
-        stream = client.stream(f"sets {epoch}")
-        correct = [torch.zeros(())]
-
+    def label_set_rules(
+        self, client: Client, proxy: nn.Module, calibration: Samples, stream: torch.Generator
+    ) -> tuple[Conformal, Conformal]:
+        """Return the calibrated rules for label sets of the proxy and of the private model."""
         with frozen(proxy):
             proxy_rule = self.calibrated(proxy, calibration, self.raised_penalty(client), stream)
-            private_rule = self.calibrated(client.model, calibration, self.private_penalty, stream)
+            return proxy_rule, self.calibrated(client.model, calibration, self.private_penalty, stream)
+
+    def train_private(
+        self,
+        client: Client,
+        proxy: nn.Module,
+        train: Samples,
+        rules: tuple[Conformal, Conformal],
+        stream: torch.Generator,
+        epoch: int,
+    ) -> None:
+        """(a) Train on CE(z) + c R: rank labels in the set of the proxy above others; c is the agreement of sets."""
+        correct = [torch.zeros(())]
+        proxy_rule, private_rule = rules
+
+        with frozen(proxy):
 
             def loss(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
                 z, z_w = client.model(x), proxy(x)

@@ -42,6 +42,7 @@ class Moon(FedAvg):
     projection_width: Annotated[int, Ge(1)] = 256  # width of both layers of the projection head
     allow_degenerate: bool = False  # accept mu 0, which is FedAvg
 
+    verdict = "FedAvg with a contrastive loss on features; differences from FedAvg are small here."
     sends = Sends(
         up="all weights of the model and of the projection, and the number of samples",
         down="all weights of the model and of the projection",
