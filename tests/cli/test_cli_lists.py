@@ -13,7 +13,7 @@ import pytest
 from polyfed.cli.app import main
 
 FIELDS = {
-    "methods": {"name", "title", "paper", "requires", "sends_up", "sends_down", "options"},
+    "methods": {"name", "title", "paper", "requires", "sends_up", "sends_down", "options", "verdict"},
     "models": {"name", "params", "extractor_params", "feature_dim", "flops", "input"},
     "groups": {"name", "members"},
     "datasets": {"name", "shape", "classes", "train", "test", "available"},

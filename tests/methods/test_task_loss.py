@@ -32,7 +32,7 @@ OTHER_TASK = {
 METHODS = [name for name in catalogue.methods() if name not in OTHER_TASK]
 # Options that reduce the work besides local training, which takes many seconds with the defaults.
 LITTLE_WORK: dict[str, dict[str, Any]] = {
-    "dffke": {"width": 16, "decoder_channels": 8, "least_steps": 8},
+    "dffke": {"width": 16, "decoder_channels": 8, "least_steps": 8, "max_local_epochs": 1},
     "fedl2g": {"warmup": 2},
 }
 

@@ -14,21 +14,9 @@ import torch.nn.functional as F
 from annotated_types import Ge
 from torch import Tensor
 
-from polyfed.core import (
-    ClassTable,
-    Client,
-    Cohort,
-    Method,
-    Needs,
-    Outgoing,
-    Payload,
-    Reply,
-    Sends,
-    Server,
-    register,
-    step,
-)
+from polyfed.core import ClassTable, Client, Cohort, Method, Needs, Payload, Reply, Sends, Server, register, step
 from polyfed.core.class_tables import ClassMeans, mean_over_clients
+from polyfed.core.method import Outgoing
 from polyfed.core.options import Degenerate
 from polyfed.core.schema import OptionIs, TableField
 from polyfed.training.losses import masked_mean

@@ -1,4 +1,4 @@
-"""FedGen: `method` has the algorithm."""
+"""FedGen: `method` has the algorithm and the generator of features."""
 
 from polyfed.methods.fedgen.method import FedGen
 
