@@ -180,7 +180,7 @@ def test_a_bug_is_one_sentence_with_its_traceback_in_the_folder(
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_a_sweep_leaves_out_what_cannot_run_and_skips_what_is_done() -> None:
+def test_a_sweep_leaves_out_what_cannot_run_and_skips_what_is_done(capsys: pytest.CaptureFixture[str]) -> None:
     sweep = [
         "sweep",
         "quickstart",
@@ -202,12 +202,15 @@ def test_a_sweep_leaves_out_what_cannot_run_and_skips_what_is_done() -> None:
     names = ["feddistill-s0", "feddistill-s1", "local-s0", "local-s1"]
     assert sorted(path.name for path in Path("s").iterdir()) == names
     rows = [line.split()[:2] for line in first.stdout.splitlines() if line.startswith(("local", "feddistill"))]
-    assert rows == [["feddistill", "2"], ["local", "2"]]
+    assert rows == [["local", "2"], ["feddistill", "2"]]
     stamps = {path: path.stat().st_mtime_ns for path in Path("s").rglob("*")}
     # the same runs again: nothing is left to do, so no process is started
     good = [part if "fedavg" not in part else "method=local,feddistill" for part in sweep]
     assert main(good) == 0
     assert {path: path.stat().st_mtime_ns for path in Path("s").rglob("*")} == stamps
+    assert "baseline" in capsys.readouterr().out
+    assert main([*good, "--no-table"]) == 0
+    assert capsys.readouterr().out == "Run folders: s\n"
 
 
 def test_a_sweep_goes_on_past_a_run_that_fails(capsys: pytest.CaptureFixture[str]) -> None:
