@@ -97,7 +97,7 @@ test-room: $(VENV)/.developer
 
 # The documentation site. It builds offline, and a warning is an error.
 docs: $(VENV)/.developer
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "Site: build/site/index.html (search needs a server: $(BIN)/python -m http.server --directory build/site)"
 
 bench: setup

@@ -56,12 +56,13 @@ def run(
         progress: Show a progress bar. None: in a terminal or a notebook.
         settings: Top-level keys of the config, such as `rounds=5` or `train={"lr": 0.1}`.
 
-    >>> import numpy as np, polyfed, tempfile
-    >>> x = np.random.default_rng(0).normal(size=(120, 4))
-    >>> y = (x[:, 0] > 0).astype(int)
-    >>> result = polyfed.run(data=(x, y), clients=2, rounds=1, engine={"name": "serial"}, out=tempfile.mkdtemp())
-    >>> result.method, len(result["accuracy"]["personal"]["by_client"])
-    ('fedproto', 2)
+    Examples:
+        >>> import numpy as np
+        >>> x = np.random.default_rng(0).normal(size=(120, 4))
+        >>> y = np.where(x[:, 0] > 0, "ill", "healthy")
+        >>> result = polyfed.run(data=(x, y), method="local", clients=2, rounds=1, engine={"name": "serial"})
+        >>> result.method, [client.model for client in result.clients]
+        ('local', ['tiny-table-mlp', 'tiny-table-resnet'])
     """
     if "polyfed.federation.user_imports" in sys.modules:  # otherwise no user code is being imported; it needs torch
         from polyfed.federation.user_imports import check_no_nested_run
@@ -84,6 +85,11 @@ def load(folder: str | Path) -> Result:
     """Return the result of a finished run from its folder.
 
     Raise `InputError` if the folder is not a run folder, or if the run has not finished.
+
+    Examples:
+        >>> result = polyfed.load("runs/digits")
+        >>> result.method, result.rounds, len(result.history)
+        ('fedproto', 2, 2)
     """
     opened = RunFolder(Path(folder))
     opened.config()  # raises an error if it is not a run folder
@@ -208,6 +214,10 @@ def resume(
 
     Give `data`, `models` or `method` again, as you gave them to `run`, if polyfed asks for them: arrays that are no
     longer in the cache, or classes that could not be saved as source code.
+
+    Examples:
+        >>> polyfed.resume("runs/digits") == polyfed.load("runs/digits")  # it has finished
+        True
     """
     opened = open_existing_run(Path(path))
     dataset = None

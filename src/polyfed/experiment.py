@@ -38,13 +38,33 @@ from polyfed.runs.records import Result, RoundRecord
 
 
 class Observer(Protocol):
-    """Callbacks of a run, for progress bars and trackers."""
+    """Callbacks of a run, for progress bars and trackers. They run in the main process, between rounds.
 
-    def started(self, config: Config, folder: Path, done: int) -> None: ...
+    Examples:
+        >>> class Printer:
+        ...     def started(self, config, folder, done):
+        ...         print(f"{config.rounds} rounds, {done} finished before")
+        ...
+        ...     def round_done(self, record):
+        ...         print(f"round {record.round}: measured {' and '.join(record.accuracy)}")
+        ...
+        ...     def note(self, sentence):
+        ...         print(sentence)
+        >>> small = {"clients": 2, "rounds": 2, "data": {"limit": 100}, "engine": {"name": "serial"}}
+        >>> result = polyfed.run("quickstart", method="local", observers=[Printer()], **small)
+        2 rounds, 0 finished before
+        round 1: measured personal and global
+        round 2: measured personal and global
+    """
 
-    def round_done(self, record: RoundRecord) -> None: ...
+    def started(self, config: Config, folder: Path, done: int) -> None:
+        """Receive config and run folder before the first round. `done` rounds were finished before a resume."""
 
-    def note(self, sentence: str) -> None: ...
+    def round_done(self, record: RoundRecord) -> None:
+        """Receive the measurements of a round after it."""
+
+    def note(self, sentence: str) -> None:
+        """Receive a message for the user, such as a client that did not reply."""
 
 
 class StoppedError(PolyfedError):

@@ -62,6 +62,12 @@ def sweep(
         out: Folder of the run folders.
         data, models, method, settings: As for `polyfed.run`, the same for all runs.
         progress: Show progress bars. None: in a terminal or a notebook.
+
+    Examples:
+        >>> small = {"clients": 2, "rounds": 1, "data": {"limit": 100}, "engine": {"name": "serial"}}
+        >>> runs = polyfed.sweep("quickstart", {"method": ["local", "fedproto"]}, out="runs/methods", **small)
+        >>> [result.method for result in runs]
+        ['local', 'fedproto']
     """
     raw, dataset = raw_config(config, data=data, models=models, method=method, settings=settings)
     axes = axes or {}

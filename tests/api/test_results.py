@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import doctest
 import importlib
 import json
 from pathlib import Path
@@ -150,9 +149,3 @@ def test_the_bar_of_a_notebook(finished: tuple[Result, Observer]) -> None:
     page = bar.as_html()
     assert '<progress value="1" max="2">' in page and "&lt;b&gt;fedproto, round 1/2: personal" in page
     assert "client 1 &amp; 2" in page
-
-
-@pytest.mark.parametrize("module", ["polyfed.api", "polyfed.data.dataset", "polyfed.models.registry"])
-def test_examples_of_docstrings(module: str) -> None:
-    failures, examples = doctest.testmod(importlib.import_module(module))
-    assert failures == 0 and examples > 0

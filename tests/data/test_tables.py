@@ -140,6 +140,12 @@ def test_each_value_of_a_column_is_a_client() -> None:
     assert len(two.train) == 2 and "1 of 3 values of hospital are unused" in two.notes[1]
     with pytest.raises(InputError, match="column 'hospital' has 3 different values; set clients: 3 or fewer"):
         make(labels, 2, 4, scheme, test_fraction=0.0, rng=rng, columns=columns)
+    # names decide which site a client is
+    for names in (["a", "c"], ["c", "a"]):
+        named = make(labels, 2, 2, scheme, test_fraction=0.0, rng=rng, columns=columns, names=names)
+        assert [{columns["hospital"][k] for k in part} for part in named.train] == [{name} for name in names]
+    with pytest.raises(InputError, match="names has 'd', but no sample has this value in column 'hospital'"):
+        make(labels, 2, 2, scheme, test_fraction=0.0, rng=rng, columns=columns, names=["a", "d"])
     with pytest.raises(InputError, match=r"data\.partition\.column is 'ward'.*hospital"):
         make(labels, 2, 2, {"scheme": "column", "column": "ward"}, test_fraction=0.0, rng=rng, columns=columns)
 

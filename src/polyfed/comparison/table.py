@@ -49,7 +49,7 @@ class Row:
     differences: Mapping[str, Difference | None] = field(default_factory=dict)  # to the baseline, by measure
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """A table of runs. `str()` returns it as text, `to("md")` in another format."""
 
@@ -85,6 +85,8 @@ class Comparison:
     def __str__(self) -> str:
         return self.to("table")
 
+    __repr__ = __str__  # what a session shows
+
     def _repr_html_(self) -> str:
         return formats.html_table(self)
 
@@ -102,6 +104,12 @@ def compare(
     differences to the baseline over common seeds. The default, 'auto', is `local` if it is among
     the methods; 'none' and None are no method.
     `metric` is a metric to show instead of accuracy, such as 'auroc'.
+
+    Examples:
+        >>> table = polyfed.compare(["runs/local", "runs/digits"])
+        >>> table.baseline, [row.group["method"] for row in table.rows]
+        ('local', ['fedproto', 'local'])
+        >>> markdown = table.to("md")
     """
     runs, skipped = load_runs(sources)
     runs = [one for run in runs for one in (run, by_head(run)) if one is not None]

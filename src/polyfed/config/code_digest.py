@@ -45,7 +45,8 @@ def code_digests(config: Config) -> dict[str, str]:
 
 def _data_files(config: Config) -> set[Path]:
     """Return the files of a config that are not code, but affect results."""
-    return {*start_files(config).values()}
+    tokenizer = config.data.tokenizer
+    return {*start_files(config).values(), *([Path(tokenizer)] if tokenizer is not None else [])}
 
 
 def polyfed_version() -> str:

@@ -30,7 +30,10 @@ if TYPE_CHECKING:
     from polyfed.catalogue import MethodInfo
 
 
-ADDED_KEYS = (("models", "start"),)  # keys of later releases: unset, they leave hashes as they were
+ADDED_KEYS = (
+    ("models", "start"),
+    ("data", "tokenizer"),
+)  # keys of later releases: unset, they leave hashes as they were
 
 
 class Config(Section):

@@ -30,6 +30,7 @@ class DataConfig(Section):
     text: str | None = None  # column with the text, in tables
     vocabulary: int = Field(10_000, ge=2)  # tokens that words of a text are hashed to
     text_length: int = Field(64, ge=1)  # words per text
+    tokenizer: str | None = None  # tokenizer.json of Hugging Face tokenizers, instead of hashed words
     resize: int | None = Field(None, ge=1)  # height and width that pictures are scaled to
     partition: dict[str, Any] = Field(default_factory=lambda: {"scheme": "dirichlet", "alpha": 0.1})
     test_fraction: float = Field(0.25, ge=0, lt=1)
@@ -39,7 +40,7 @@ class DataConfig(Section):
     limit: int | None = Field(None, ge=1)
     test_limit: int | None = Field(None, ge=1)
 
-    @field_validator("root")
+    @field_validator("root", "tokenizer")
     @classmethod
     def _absolute_root(cls, value: str | None) -> str | None:
         return None if value is None else str(Path(value).expanduser().resolve())

@@ -110,7 +110,26 @@ M = TypeVar("M", bound=Method)
 
 
 def register(name: str, *aliases: str) -> Callable[[type[M]], type[M]]:
-    """Register a method under a name (and aliases), for configs and the command line."""
+    """Register a method under a name (and aliases), for configs and the command line.
+
+    Examples:
+        >>> from dataclasses import dataclass
+        >>> from polyfed.core import Method, Needs, Sends, step
+        >>> @polyfed.register("train-twice")
+        ... @dataclass(frozen=True)
+        ... class TrainTwice(Method):
+        ...     needs, sends = Needs(), Sends()
+        ...
+        ...     def round(self, server, cohort):
+        ...         cohort.call(self.train)
+        ...
+        ...     @step()
+        ...     def train(self, client, msg):
+        ...         client.fit()
+        ...         client.fit()
+        >>> TrainTwice.name
+        'train-twice'
+    """
 
     def decorate(method: type[M]) -> type[M]:
         for alias in (name, *aliases):

@@ -24,12 +24,26 @@ class Format:
     vocabulary: int = 10_000  # number of tokens that words are hashed to, including 0 for padding
     text_length: int = 64  # words per sample; shorter texts are padded, longer ones cut
     resize: int | None = None  # scale pictures to this many pixels in height and width
+    tokenizer: str | None = None  # tokenizer.json of Hugging Face tokenizers, instead of hashed words
 
     def digest(self) -> str:
         """Return a text that differs for formats that read the same files differently; empty for the default."""
         if replace(self, layout="auto") == Format():
             return ""
-        return "-" + hashlib.blake2b(repr(asdict(self)).encode(), digest_size=4).hexdigest()
+        fields = {key: value for key, value in asdict(self).items() if key != "tokenizer"}
+        digest = hashlib.blake2b(repr(fields).encode(), digest_size=4)
+        if self.tokenizer is not None:
+            digest.update(read_tokenizer(self.tokenizer).encode())
+        return "-" + digest.hexdigest()
+
+
+def read_tokenizer(path: str) -> str:
+    """Return the content of a tokenizer file. Raise `InputError` if it cannot be read."""
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not a text file"
+        raise InputError(f"data.tokenizer is {path}, which cannot be read: {reason}") from None
 
 
 @dataclass(frozen=True)

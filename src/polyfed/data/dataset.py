@@ -76,6 +76,11 @@ def load(name: str, *, root: Path | None = None, cache: Path | None = None, how:
     Datasets that ship with scikit-learn ignore `root`. Others are read from the files in `root` (the folder itself
     or a subfolder with the dataset's name), or from the Hugging Face hub if no root is given. Your own
     data may have any other name and needs a root; `how` gives the layout and the columns of its files.
+
+    Examples:
+        >>> digits = polyfed.data.load("digits")
+        >>> digits.shape, digits.classes, len(digits.train.labels)
+        ((1, 8, 8), 10, 1438)
     """
     if root is None and name not in KNOWN and name in plugins.entry_points(plugins.DATASETS):
         return _from_package(name)
@@ -160,11 +165,12 @@ def from_arrays(
     scaling. Integers are tokens if `vocabulary`, the number of tokens, is given. Labels are integers from 0, or text.
     `columns` gives further values per training sample, for `partition: {scheme: column, column: NAME}`.
 
-    >>> import numpy as np, tempfile
-    >>> x = np.linspace(0, 1, 12, dtype=np.float32).reshape(4, 3)
-    >>> data = from_arrays("sensor", x, ["low", "low", "high", "high"], cache=tempfile.mkdtemp())
-    >>> data.shape, data.kind, data.class_names
-    ((3,), 'numbers', ('high', 'low'))
+    Examples:
+        >>> import numpy as np
+        >>> x = np.linspace(0, 1, 12, dtype=np.float32).reshape(4, 3)
+        >>> data = polyfed.data.from_arrays("sensor", x, ["low", "low", "high", "high"])
+        >>> data.shape, data.kind, data.class_names
+        ((3,), 'numbers', ('high', 'low'))
     """
     if (test_x is None) != (test_y is None):
         raise InputError(f"{name}: test_x and test_y go together, but only one of them is given")
@@ -190,7 +196,15 @@ def from_torch(
     vocabulary: int = 0,
     cache: Path | None = None,
 ) -> Dataset:
-    """Create a dataset from map-style torch datasets whose items are (input, label)."""
+    """Create a dataset from map-style torch datasets whose items are (input, label).
+
+    Examples:
+        >>> import torch
+        >>> from torch.utils.data import TensorDataset
+        >>> data = polyfed.data.from_torch("windows", TensorDataset(torch.rand(8, 2, 16), torch.arange(8) % 2))
+        >>> data.shape, data.classes
+        ((2, 16), 2)
+    """
     train_x, train_y = stacked(name, train)
     test_x, test_y = (None, None) if test is None else stacked(name, test)
     names = getattr(train, "classes", None)

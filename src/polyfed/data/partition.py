@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +38,12 @@ def make(
     batch_size: int | None = None,
     validation_fraction: float = 0.0,
     columns: Mapping[str, npt.NDArray[Any]] | None = None,
+    names: Sequence[str] | None = None,
 ) -> Partition:
     """Partition the samples by the scheme of `settings`, then split the samples of each client into train and test.
 
     `batch_size` only affects the smallest clients of an unbalanced `pathological` partition. `columns` has one
-    value per sample, for the schemes `column` and `given`.
+    value per sample, for the schemes `column` and `given`. `names` are the clients' names, if the user has set them.
     """
     name, options = settings_of(settings)
     labels = _validate_labels(labels, classes)
@@ -70,7 +71,7 @@ def make(
             return Partition(tuple(given), tuple(given_test), ())
         indices = given
     elif name == "column":
-        indices, scheme_notes = by_column(columns or {}, str(options["column"]), clients)
+        indices, scheme_notes = by_column(columns or {}, str(options["column"]), clients, names)
     else:
         indices, scheme_notes = _assign_samples(name, options, labels, classes, clients, rng, least)
     _check_not_empty(indices)

@@ -16,7 +16,7 @@ import numpy as np
 from polyfed.data.arrays import Inputs, checked_part, named_labels
 from polyfed.data.assemble import SplitFiles, Splits
 from polyfed.data.catalogue import Format, KnownDataset
-from polyfed.data.text_tokens import hashed_tokens
+from polyfed.data.text_tokens import tokens, vocabulary_size
 from polyfed.errors import InputError, nearest, require
 
 LABEL_COLUMNS = ("label", "target", "class", "y", "labels", "fine_label", "diagnosis")
@@ -95,7 +95,7 @@ def _splits(kind: str, tables: dict[str, list[tuple[Path, Any]]], known: KnownDa
             raise InputError(f"{where} has the column '{extra[0]}', which {file} does not have; they must agree")
         inputs, used = table_inputs(where, table, label, known.format, splits.features)
         if isinstance(used, str):
-            splits.vocabulary = known.format.vocabulary
+            splits.vocabulary = vocabulary_size(known.format)
         else:
             splits.features = used
         columns = {
@@ -126,7 +126,7 @@ def table_inputs(
             raise InputError(
                 f"data.text is '{text}', but {file} has no text column of that name; {nearest(text, texts)}"
             )
-        return hashed_tokens(_complete(table, text, file), how.vocabulary, how.text_length), text
+        return tokens(_complete(table, text, file), how), text
     missing = [name for name in features if name not in numeric]
     if missing:
         raise InputError(f"{file} has no column of numbers '{missing[0]}'; {nearest(missing[0], numeric)}")

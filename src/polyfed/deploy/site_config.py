@@ -25,7 +25,7 @@ def public_config(settings: Mapping[str, Any]) -> dict[str, Any]:
     models = public.get("models")
     if isinstance(models, Mapping):
         public["models"] = {**models, "start": None}  # sites choose their own (`polyfed join --start`)
-    return {**public, "data": {**public.get("data", {}), "root": None}}
+    return {**public, "data": {**public.get("data", {}), "root": None, "tokenizer": None}}
 
 
 def parse_received_config(settings: Mapping[str, Any]) -> Config:

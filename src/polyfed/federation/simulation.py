@@ -227,7 +227,9 @@ def _load_dataset(config: Config) -> datasets.Dataset:
 def file_format(config: Config) -> datasets.Format:
     """Return how the files of the dataset are read, from the `data` section."""
     data = config.data
-    return datasets.Format(data.layout, data.label, data.text, data.vocabulary, data.text_length, data.resize)
+    return datasets.Format(
+        data.layout, data.label, data.text, data.vocabulary, data.text_length, data.resize, data.tokenizer
+    )
 
 
 def _partition(config: Config, data: datasets.Dataset, notes: tuple[str, ...]) -> Partition:
@@ -246,6 +248,7 @@ def _partition(config: Config, data: datasets.Dataset, notes: tuple[str, ...]) -
         test_fraction=config.data.test_fraction,
         rng=rng.numpy_generator(config.seed, "partition"),
         columns={name: np.asarray(values)[used] for name, values in data.train.columns.items()},
+        names=config.names,
     )
     return Partition(
         tuple(used[p] for p in partition.train), tuple(used[p] for p in partition.test), (*partition.notes, *notes)

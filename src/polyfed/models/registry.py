@@ -80,8 +80,13 @@ def register(name: str, factory: Callable[..., nn.Module], *, head: str | None =
     It returns a `SplitModel`, or any module whose last layer is a Linear with one output per class. `head` is the
     (dotted) name of this layer; without it polyfed looks for the layer.
 
-    >>> from torch import nn
-    >>> register("my-mlp", lambda shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(64, classes)))
+    Examples:
+        >>> from torch import nn
+        >>> def my_mlp(shape, classes):
+        ...     return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, classes))
+        >>> polyfed.models.register("my-mlp", my_mlp)
+        >>> "my-mlp" in polyfed.models.names()
+        True
     """
     if name in ARCHITECTURES or "@" in name or ":" in name or not name:
         raise InputError(

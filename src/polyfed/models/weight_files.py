@@ -67,5 +67,5 @@ def split_names(weights: Mapping[str, Tensor], expected: Iterable[str]) -> dict[
 
 
 def _names(weights: Mapping[str, Tensor]) -> str:
-    names = list(weights)
+    names = sorted(weights)
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") if names else "nothing"

@@ -48,6 +48,10 @@ def report(runs: Runs, out: str | Path | None = None, *, by: Sequence[str] = (),
         out: The HTML file. None: `report.html` in the first folder.
         by: Config keys by which runs are grouped.
         baseline: Method that others are compared with; by default `local`, if there is a run of it.
+
+    Examples:
+        >>> polyfed.report(["runs/local", "runs/digits"], "report.html").exists()
+        True
     """
     folders = run_folders(runs)
     path = Path(out) if out is not None else folders[0] / "report.html"
@@ -82,6 +86,10 @@ def figure(
         baseline: Method that `gain` and `client-gain` compare with.
         width: Width in inches.
         height: Height in inches.
+
+    Examples:
+        >>> polyfed.figure("curves", "runs/digits", "curves.pdf").title
+        'Personal accuracy by round'
     """
     folders, options = run_folders(runs), Options(measure, against, tuple(by), round, baseline)
     if out is not None:

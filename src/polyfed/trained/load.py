@@ -20,6 +20,13 @@ def load_client(path: str | Path, client: int | str | None = None) -> TrainedCli
     dataset; an exported folder needs nothing else.
 
     The object has `predict(x)`, `predict_proba(x)`, `model` (a `torch.nn.Module`), `classes` and `architecture`.
+
+    Examples:
+        >>> import numpy as np
+        >>> client = polyfed.load_client("runs/digits", 0)
+        >>> pictures = np.zeros((3, 8, 8), dtype=np.uint8)
+        >>> client.architecture, client.predict(pictures).shape, client.predict_proba(pictures).shape
+        ('tiny-cnn', (3,), (3, 10))
     """
     folder = Path(path)
     if is_model_folder(folder / SITE_MODEL):  # a site's run folder

@@ -24,7 +24,7 @@ from polyfed.core.method import Method
 from polyfed.core.method import registered as registered_methods
 from polyfed.core.payload import Payload, State, Value
 from polyfed.data.arrays import KINDS
-from polyfed.data.catalogue import Format
+from polyfed.data.catalogue import Format, read_tokenizer
 from polyfed.errors import InputError, PolyfedError
 from polyfed.models import ModelSpec, SplitModel, build, names
 from polyfed.models.weight_files import WEIGHTS, load_weights, read_tensors
@@ -36,6 +36,7 @@ FORMAT_VERSION = 1
 DESCRIPTION = "model.json"
 PREDICTOR = "predictor.safetensors"
 USER_CODE = "user_code.py"
+TOKENIZER = "tokenizer.json"
 SITE_MODEL = "model"  # folder of the trained model in the run folder of a site
 _DTYPES = {kind: dtype for dtype, kind in KINDS.items()}
 
@@ -53,6 +54,8 @@ def write_model(trained: TrainedClient, folder: Path) -> None:
     tensors, others = _flatten(state)
     if tensors:
         write_atomically(folder / PREDICTOR, safetensors.torch.save(tensors))
+    if trained.format.tokenizer is not None:
+        write_atomically(folder / TOKENIZER, read_tokenizer(trained.format.tokenizer).encode())
     if trained.origin.user_code:
         write_atomically(folder / USER_CODE, trained.origin.user_code.encode())
     description = _describe(trained, tensors, others)
@@ -136,7 +139,7 @@ def _describe(trained: TrainedClient, tensors: Mapping[str, Tensor], others: Map
             "tensors": {name: list(tensor.shape) for name, tensor in tensors.items()},
             **others,
         },
-        "files": dataclasses.asdict(trained.format),
+        "files": {**dataclasses.asdict(trained.format), "tokenizer": TOKENIZER if trained.format.tokenizer else None},
         "trained": {**origin.trained, "client_seed": trained.client.seed},
     }
 
@@ -191,11 +194,17 @@ def _read(folder: Path, entries: Mapping[str, Any]) -> TrainedClient:
         vocabulary=int(entries["input"]["vocabulary"]),
         features=tuple(map(str, entries["input"]["columns"])),
         spec=spec,
-        format=Format(**entries["files"]),
+        format=_format(folder, entries["files"]),
         origin=Origin(prediction["method"], tuple(code["imports"]), "", entries["trained"]),
         method=catalogue.make(prediction["method"]),
         client=client,
     )
+
+
+def _format(folder: Path, entries: Mapping[str, Any]) -> Format:
+    """Return how files of samples are read. The tokenizer is the exported one."""
+    found = Format(**entries)
+    return found if found.tokenizer is None else dataclasses.replace(found, tokenizer=str(folder / TOKENIZER))
 
 
 def _source_hint(folder: Path, code: Mapping[str, Any], call: str) -> str:

@@ -1,0 +1,46 @@
+"""The notebooks of the documentation run from the first to the last cell, and their saved outputs are complete."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from tutorials import TUTORIALS, execute, is_progress  # noqa: E402
+
+NOTEBOOKS = sorted(TUTORIALS.glob("*.ipynb"))
+
+
+def outputs(notebook: Any) -> list[set[str]]:
+    """Return what kinds of output each cell has: types of displayed data, and names of streams."""
+    kinds = []
+    for cell in notebook.cells:
+        found: set[str] = set()
+        for output in cell.get("outputs", ()):
+            if not is_progress(output):
+                found |= {*output.get("data", {}), *([output.name] if output.output_type == "stream" else [])}
+        kinds.append(found)
+    return kinds
+
+
+def test_there_are_five() -> None:
+    names = ["1_quickstart", "2_own_data", "3_own_models", "4_own_method", "5_trained_models"]
+    assert [path.stem for path in NOTEBOOKS] == names
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_tutorial_runs(path: Path, tmp_path: Path) -> None:
+    saved = nbformat.read(path, as_version=4)
+    executed = execute(path, tmp_path)  # an exception in a cell is raised here
+    assert outputs(executed) == outputs(saved)  # a warning would be a stream that is not saved
+    assert not any("stderr" in kinds for kinds in outputs(saved))
+    texts = [
+        output.data["text/plain"] for cell in executed.cells for output in cell.get("outputs", ()) if "data" in output
+    ]
+    assert "False" not in texts  # statements of the text, such as equal hashes
