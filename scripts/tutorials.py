@@ -17,7 +17,7 @@ def execute(path: Path, folder: Path) -> Any:
     import nbformat
     from nbclient import NotebookClient
 
-    notebook = nbformat.read(path, as_version=4)
+    notebook: Any = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
     # commands such as `!polyfed export` are those of this environment; results must not depend on the width of a terminal
     environment = {
         **os.environ,
@@ -45,7 +45,7 @@ def save(notebook: Any, path: Path) -> None:
         if cell.cell_type == "code":
             cell.outputs = [output for output in cell.outputs if not is_progress(output)]
     notebook.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
-    nbformat.write(notebook, path)
+    nbformat.write(notebook, path)  # type: ignore[no-untyped-call]
 
 
 def is_progress(output: Any) -> bool:

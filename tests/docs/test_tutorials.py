@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
-
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-from tutorials import TUTORIALS, execute, is_progress  # noqa: E402
+from scripts.tutorials import TUTORIALS, execute, is_progress
 
 NOTEBOOKS = sorted(TUTORIALS.glob("*.ipynb"))
 
@@ -36,7 +31,7 @@ def test_there_are_five() -> None:
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_tutorial_runs(path: Path, tmp_path: Path) -> None:
-    saved = nbformat.read(path, as_version=4)
+    saved = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
     executed = execute(path, tmp_path)  # an exception in a cell is raised here
     assert outputs(executed) == outputs(saved)  # a warning would be a stream that is not saved
     assert not any("stderr" in kinds for kinds in outputs(saved))
