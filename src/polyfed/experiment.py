@@ -38,24 +38,7 @@ from polyfed.runs.records import Result, RoundRecord
 
 
 class Observer(Protocol):
-    """Callbacks of a run, for progress bars and trackers. They run in the main process, between rounds.
-
-    Examples:
-        >>> class Printer:
-        ...     def started(self, config, folder, done):
-        ...         print(f"{config.rounds} rounds, {done} finished before")
-        ...
-        ...     def round_done(self, record):
-        ...         print(f"round {record.round}: measured {' and '.join(record.accuracy)}")
-        ...
-        ...     def note(self, sentence):
-        ...         print(sentence)
-        >>> small = {"clients": 2, "rounds": 2, "data": {"limit": 100}, "engine": {"name": "serial"}}
-        >>> result = polyfed.run("quickstart", method="local", observers=[Printer()], **small)
-        2 rounds, 0 finished before
-        round 1: measured personal and global
-        round 2: measured personal and global
-    """
+    """Callbacks of a run, for progress bars and trackers. They run in the main process, between rounds."""
 
     def started(self, config: Config, folder: Path, done: int) -> None:
         """Receive config and run folder before the first round. `done` rounds were finished before a resume."""

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 import polyfed
-from polyfed.experiment import Observer
 
 FUNCTIONS = [name for name in polyfed.__all__ if name not in ("data", "errors", "models", "report")]
 OTHERS = ["data.from_arrays", "data.from_torch", "data.load", "models.register", "report.python_functions.report"]
@@ -27,12 +26,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", [*FUNCTIONS, *OTHERS, "Observer"])
+@pytest.mark.parametrize("name", [*FUNCTIONS, *OTHERS])
 def test_examples(name: str, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(runs, tmp_path / "runs")
     monkeypatch.chdir(tmp_path)
-    value: Any = Observer if name == "Observer" else polyfed
-    for part in () if name == "Observer" else name.split("."):
+    value: Any = polyfed
+    for part in name.split("."):
         value = getattr(value, part)
     text = inspect.getdoc(value) or ""
     found = doctest.DocTestParser().get_doctest(text, {"polyfed": polyfed}, name, None, None)
