@@ -40,14 +40,12 @@ from polyfed.runs.records import Result, RoundRecord
 class Observer(Protocol):
     """Callbacks of a run, for progress bars and trackers. They run in the main process, between rounds."""
 
-    def started(self, config: Config, folder: Path, done: int) -> None:
-        """Receive config and run folder before the first round. `done` rounds were finished before a resume."""
+    # `done`: rounds that were finished before a resume
+    def started(self, config: Config, folder: Path, done: int) -> None: ...
 
-    def round_done(self, record: RoundRecord) -> None:
-        """Receive the measurements of a round after it."""
+    def round_done(self, record: RoundRecord) -> None: ...
 
-    def note(self, sentence: str) -> None:
-        """Receive a message for the user, such as a client that did not reply."""
+    def note(self, sentence: str) -> None: ...  # a message for the user
 
 
 class StoppedError(PolyfedError):
