@@ -231,6 +231,7 @@ def test_a_listed_method_is_the_real_one(name: str) -> None:
     assert listed.title == (kind.__doc__ or "").splitlines()[0]
     assert listed.verdict == kind.verdict and "verdict" in vars(kind)  # its own, not that of a base class
     assert 40 <= len(listed.verdict) <= 130 and listed.verdict.endswith(".")
+    assert "measured" in (kind.__doc__ or "") and "%" not in (kind.__doc__ or "")  # when, but no numbers, which age
     # fedktl refuses to be made without a generator: that refusal is the same either way
     given = (
         {"source": "g.py", "checkpoint": "g.safetensors", "sha256": "00", "pretraining": "x"}

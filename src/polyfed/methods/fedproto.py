@@ -28,7 +28,8 @@ class FedProto(Method):
     """FedProto: clients share one mean feature per class, and pull their features towards the global means.
 
     The regulariser is the mean squared error between features and prototypes; the paper writes a distance. Prototypes
-    are an unweighted mean over clients, as in the released code; `weights: counts` follows the paper's text.
+    are an unweighted mean over clients, as in the released code; `weights: counts` follows the paper's text, without
+    the further division by the number of clients in Eq. 6.
     Prototypes are computed after training in evaluation mode (`collect: after`), not from the features of training
     batches. A class that no client reports keeps its prototype.
 

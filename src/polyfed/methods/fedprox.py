@@ -28,7 +28,7 @@ class FedProx(FedAvg):
     The term is (mu/2) ||theta - theta^t||^2 over parameters, without BatchNorm statistics. Papers that print the
     coefficient mu/2 as their hyperparameter use half of this `mu`: 0.05 in InCo is 0.1 here. A popular library
     defaults to 0, which is FedAvg; here 0 raises `InputError`. With Adam the proximal gradient is rescaled like every
-    gradient, which is not the algorithm that the paper analyses.
+    gradient, which is not the algorithm that the paper analyses. Clients are measured with the server's new model.
     """
 
     mu: Annotated[float, Ge(0), Degenerate(0)] = 0.01  # weight of the proximal term; gradient: mu (theta - theta^t)

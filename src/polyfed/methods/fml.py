@@ -34,8 +34,8 @@ class FML(Method):
     raises `InputError` here. A last batch of one sample, on which a shared model with BatchNorm cannot be trained,
     trains the private model only. `train.clip_norm` applies to each of the two models.
 
-    With alpha 0.5 the cross-entropy has half of its usual weight: on the quickstart preset FML ends 3 points below
-    local training, about as local training with half of the learning rate.
+    Clients are measured with their private models. With alpha 0.5 the cross-entropy has half of its usual weight, so
+    short runs end below local training. Results: docs/results/heterogeneous.md.
     """
 
     alpha: Annotated[float, Interval(ge=0, le=1), Degenerate(1)] = 0.5  # weight of cross-entropy, private model

@@ -12,7 +12,7 @@ from polyfed.core import Client, Cohort, Method, Needs, Payload, Sends, Server, 
 class Local(Method):
     """Local training: every client trains its own model on its own data.
 
-    There is no published protocol to deviate from.
+    There is no published protocol to deviate from. Clients are measured with the models that they have trained.
     """
 
     verdict = "The baseline without communication: hard to beat on own data, weak on classes that a client lacks."

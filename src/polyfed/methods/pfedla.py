@@ -32,7 +32,8 @@ class PFedLA(Method):
     in the `pfedla` events). A layer is the weight and bias of one module. Two popular unofficial versions step the
     hypernetwork away from the trained model, and one hypernetwork for all clients is another method. Here each client
     has its own, and the mixed model moves towards the trained one. If ReLU sets a whole row of mixing weights to
-    zero, the client's own layer is used and a warning is recorded.
+    zero, the client's own layer is used and a warning is recorded. Clients are measured with the models that they
+    have trained.
     """
 
     hyper_lr: Annotated[float, Ge(0), Degenerate(0)] = 0.005  # learning rate of the hypernetworks

@@ -28,7 +28,7 @@ class Scaffold(FedAvg):
     which leaves a bias under partial participation, and includes BatchNorm statistics. Means are over the clients
     that replied; a popular library divides by all selected clients. Option II requires plain SGD: other optimisers
     raise `InputError`, unless `allow_any_optimizer` is set. That option shifts the weights by eta (c_k - c) after
-    each step, as the benchmark and InCo do.
+    each step, as the benchmark and InCo do. Clients are measured with the server's new model.
     """
 
     weights: Literal["samples", "uniform"] = "uniform"  # weights of clients in the mean: equal, or by samples

@@ -32,16 +32,16 @@ class CCVR(Method):
     """CCVR: after the last round, heads are calibrated on features sampled from pooled class statistics.
 
     Clients of one architecture train with FedAvg, and the server calibrates the head of the global model: the
-    published method. Clients of models architectures train locally, and each calibrates its own head on statistics
+    published method. Clients of different architectures train locally, and each calibrates its own head on statistics
     pooled over all clients, as in later papers that compare with CCVR. Covariances use the divisor n - 1, which the
     pooling formula assumes; popular implementations use n (`biased_covariance`). Samples from singular covariances
     use their eigenvectors.
 
-    With models models CCVR ends more than 10 points below local training: on the quickstart (seeds 0 to 2)
-    personal accuracy is 78.5, 69.8 and 81.8 %; local training reaches 90.2, 91.1 and 93.6 %. The calibration causes
-    the loss: extractors that were trained separately are not aligned, so the features of one model say little about
-    classes in another. If only equal models are pooled (`pool: architecture`), accuracy is 88.3, 84.1 and 91.9 %. A
-    run that pools over models extractors records a warning.
+    Clients are measured with the calibrated heads after the last round, and with their models until then. With
+    different architectures CCVR ends far below local training: extractors that were trained separately are not
+    aligned, so the features of one model say little about classes in another. Pooling over equal models only
+    (`pool: architecture`) loses less. A run that pools over different extractors records a warning. Results:
+    docs/results/heterogeneous.md.
     """
 
     mode: Literal["auto", "original", "hetero"] = "auto"  # auto: original if all clients have one architecture

@@ -43,7 +43,7 @@ class FedFree(Method):
     shapes are compared where they overlap, and output distances are averaged over positions. By default global layers
     start from the first uploads, entropies of a pair of layers have the same bins, and a client receives only layers
     that were learned from other clients. The preset `fedfree-literal` has none of this. docs/methods/fedfree.md lists
-    all differences from the paper, and docs/results/fedfree.md has measurements.
+    all differences from the paper. Clients are measured after they received a layer; see docs/results/fedfree.md.
     """
 
     k: Annotated[int, Ge(1)] = 2  # layers that a client uploads in a round, at most

@@ -50,6 +50,7 @@ class FedKTL(Method):
     It needs a generator of your own (`source`, `checkpoint`), which every result names; `fedktl-lite` runs without.
     Differences from the released code: a client's own head gives the C numbers that are compared with the simplex,
     generated images do not enter BatchNorm statistics, and a class has no image before a client has reported it.
+    Clients are measured with the models that they have trained, while the server trains.
     """
 
     source: str = ""  # Python file whose build() returns the generator: latents to images in [0, 1]

@@ -59,7 +59,8 @@ class FedL2G(Method):
     The warm-up trains no model. The released code spends its first 50 rounds on it; here 50 exchanges of vectors
     precede the training of round 1, with the participants of that round, so that every round trains. After the
     warm-up, clients train on their quiz samples as well; the paper holds them out (`train_on_quiz: false`). The
-    control `guidance: frozen-random` shows what learning the vectors adds. Results: docs/results/fedl2g.md.
+    control `guidance: frozen-random` shows what learning the vectors adds. Clients are measured with the models that
+    they have trained, as in the paper. Results: docs/results/fedl2g.md.
     """
 
     space: Literal["logit", "feature"] = "logit"  # guide logits, or features; features must have one width

@@ -58,6 +58,9 @@ class FedLatent(Method):
     which the features of a class collapse and the decoder learns one image per class; features are sampled with
     their covariance within and between clients instead of one learned deviation; the decoder receives the class and
     uses group normalisation, which leaves no running statistics to average; real images take part in fine-tuning.
+
+    Clients are measured with their models, after the last round with the fine-tuned ones. Results:
+    docs/results/fedlatent.md.
     """
 
     reconstruction: Annotated[float, Ge(0)] = 50.0  # weight of the mean squared error of reconstructed images

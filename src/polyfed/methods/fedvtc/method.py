@@ -35,10 +35,10 @@ from polyfed.methods.fedvtc.variational_bound import LossWeights, StandardDeviat
 class FedVTC(Method):
     """FedVTC: clients share prototypes and train small decoders, then fine-tune on synthetic images of all classes.
 
-    Model and decoder are trained in alternating epochs (section 3.4); Algorithm 1 updates the extractor twice. The
-    defaults differ from the paper's formulas where these make training collapse: L_tc is a mean over pixels and
-    classes with separate weights, latents have the variance of each class, and fine-tuning also uses real samples.
-    The preset `fedvtc-paper` has the paper's settings. See docs/methods/fedvtc.md and docs/results/fedvtc.md.
+    Model and decoder are trained in alternating epochs (section 3.4, not Algorithm 1). The defaults differ from the
+    paper's formulas where these make training collapse: L_tc is a mean over pixels and classes with separate weights,
+    latents have the variance of each class, and fine-tuning also uses real samples. The preset `fedvtc-paper` has the
+    paper's settings. After the last round, clients are measured with fine-tuned models, and also with untuned ones.
     """
 
     matching: Annotated[float, Ge(0)] = 0.1  # lambda, weight of distribution matching; 0 trains with L_e alone

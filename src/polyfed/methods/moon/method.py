@@ -33,7 +33,8 @@ class Moon(FedAvg):
     Features are compared through a projection head, which is trained, sent and averaged like the model. The
     classifier uses the features themselves; the released code puts it after the projection. The global and the
     previous model are in evaluation mode and get no gradient; a popular library shares one such model in training
-    mode between all clients. In its first round a client has no previous model, and no contrastive loss.
+    mode between all clients. In its first round a client has no previous model, and no contrastive loss. Clients are
+    measured with the server's new model.
     """
 
     mu: Annotated[float, Ge(0), Degenerate(0)] = 1.0  # weight of the contrastive loss
