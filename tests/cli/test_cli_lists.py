@@ -18,7 +18,7 @@ FIELDS = {
     "groups": {"name", "members"},
     "datasets": {"name", "shape", "classes", "train", "test", "available"},
     "partitions": {"name", "description", "options"},
-    "presets": {"name", "description"},
+    "presets": {"name", "title", "description", "method", "dataset"},
 }
 
 

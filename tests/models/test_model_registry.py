@@ -37,6 +37,7 @@ specs = st.builds(
     head=st.sampled_from([None, "linear", "relu-256", "tanh-768"]),
     dropout=st.none() | st.floats(0, 0.9),
     pool_input=st.none() | st.integers(16, 224),
+    upscale_input=st.none() | st.integers(16, 224),
     exits=st.sampled_from([None, (1,), (2, 5)]),
     mean=st.tuples(st.floats(0, 1)) | st.tuples(*[st.floats(0, 1)] * 3),
 )
@@ -99,6 +100,7 @@ def test_a_spec_with_exits_builds_a_model_that_answers_at_them() -> None:
         ({"name": "cnn4", "adapter": "conv_pool"}, "needs feature_map"),
         ({"name": "cnn4", "head": "softmax"}, "Unknown head 'softmax'"),
         ({"name": "cnn4", "pool_input": 0}, "pool_input is 0"),
+        ({"name": "cnn4", "upscale_input": 0}, "upscale_input is 0"),
         ({"name": "cnn4", "std": [0.0]}, "std above 0"),
     ],
 )

@@ -5,10 +5,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from polyfed.cli.arguments import CONFIG, OVERRIDES
 from polyfed.cli.output import format_bytes, print_table, print_text
+from polyfed.errors import InputError
 
 if TYPE_CHECKING:
     from polyfed.cli.expected_traffic import TrafficEstimate
@@ -16,6 +20,10 @@ if TYPE_CHECKING:
     from polyfed.federation.simulation import SimulatedFederation
 
 BUNDLED = "scikit-learn"  # source of datasets that ship with it
+ABSENT = (
+    "  not here         The data is not on this machine. Numbers are those of the published dataset, with classes\n"
+    "                   of equal size; `polyfed run` downloads the data, or set data.root.\n"
+)
 MAX_CLIENTS_SHOWN = 40  # more clients are summarised by model
 
 
@@ -31,20 +39,37 @@ class ClientSummary:
     classes: tuple[int, ...]
 
 
-def check(config: CONFIG, overrides: OVERRIDES = None) -> None:
-    """Check an experiment without running it, and show data, clients, models and expected traffic.
+def check(
+    config: CONFIG,
+    overrides: OVERRIDES = None,
+    tflops: Annotated[
+        float | None,
+        typer.Option(
+            "--tflops",
+            help="TFLOPS that your device reaches in training, to estimate the hours of the run.",
+            show_default="as measured by `polyfed bench device`",
+        ),
+    ] = None,
+) -> None:
+    """Check an experiment without running it, and show data, clients, models, expected traffic and work.
 
-    Example: polyfed check quickstart method=fedavg
+    It does not need the data: if a known dataset is not on this machine, its published sizes are used.
+
+    Example: polyfed check fedl2g/table1-cifar100 --tflops 30
     """
     from polyfed.config import load_config
     from polyfed.config.early_checks import check_names
 
+    if tflops is not None and not 0 < tflops < float("inf"):
+        raise InputError(f"--tflops is {tflops}; expected a number above 0")
     parsed = load_config(config, overrides or [])
     check_names(parsed)
     from polyfed.cli.expected_traffic import estimate_traffic  # imports torch
-    from polyfed.federation import simulation
+    from polyfed.cli.work_output import print_work
+    from polyfed.federation.data_stand_in import federation_without_data
+    from polyfed.federation.workload import estimate_workload
 
-    federation = simulation.build_federation(parsed)
+    federation = federation_without_data(parsed)
     profiles = federation.profiles()
     federation.check(profiles)
     clients = client_summaries(federation)
@@ -56,6 +81,7 @@ def check(config: CONFIG, overrides: OVERRIDES = None) -> None:
     traffic = estimate_traffic(federation.method, profiles, class_counts, parsed.per_round)
     _print_method(federation, parsed)
     _print_traffic(traffic, parsed)
+    print_work(estimate_workload(federation, profiles), parsed, tflops)
 
 
 def client_summaries(federation: SimulatedFederation) -> list[ClientSummary]:
@@ -82,17 +108,19 @@ def client_summaries(federation: SimulatedFederation) -> list[ClientSummary]:
 
 def _parameter_counts(federation: SimulatedFederation) -> dict[str, int]:
     """Return the number of trainable parameters of every architecture."""
-    from polyfed.models.slicing import skeleton
+    from polyfed.core.rounds import one_torch_thread
+    from polyfed.models.training_cost import training_cost
 
-    counts: dict[str, int] = {}
-    for spec in federation.specs:
-        if spec.label not in counts:
-            model = skeleton(spec, shape=federation.dataset.shape, classes=federation.dataset.classes)
-            counts[spec.label] = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    return counts
+    with one_torch_thread():
+        return {
+            spec.label: training_cost(spec, federation.shape, federation.classes).parameters
+            for spec in dict.fromkeys(federation.specs)
+        }
 
 
 def _print_data(federation: SimulatedFederation, clients: Sequence[ClientSummary]) -> None:
+    from polyfed.data.stand_in import SOURCE
+
     data, config = federation.dataset, federation.config
     shape = "x".join(str(size) for size in data.shape)
     vocabulary = f" from a vocabulary of {data.vocabulary:,}" if data.vocabulary else ""
@@ -102,7 +130,7 @@ def _print_data(federation: SimulatedFederation, clients: Sequence[ClientSummary
     total = len(data.train.labels)
     used = "" if held == total else f" ({held:,} of them held by clients)"
     test = f"{len(data.test.labels):,} test" if data.test is not None else "no test split"
-    files = "" if data.source == BUNDLED else f", {data.source}"
+    files = "" if data.source in (BUNDLED, SOURCE) else f", {data.source}"
     if " of " in data.source:  # fewer classes or samples than the published dataset has
         files += ", a subset of the published dataset"
     print_text(
@@ -111,6 +139,7 @@ def _print_data(federation: SimulatedFederation, clients: Sequence[ClientSummary
         f"  classes          {data.classes}: {format_names(data.class_names)}\n"
         f"  samples          {total:,} training{used}, {test}\n"
         f"  source           {_place_of_data(config)}{files}\n"
+        f"{ABSENT if data.source == SOURCE else ''}"
         f"  per client       {format_spread([c.train for c in clients])} training samples, "
         f"{format_spread([len(c.classes) for c in clients])} classes (min, median, max)"
     )
@@ -118,8 +147,6 @@ def _print_data(federation: SimulatedFederation, clients: Sequence[ClientSummary
 
 def _place_of_data(config: Config) -> str:
     """Return where the dataset comes from: a folder, scikit-learn or the Hugging Face hub."""
-    from pathlib import Path
-
     from polyfed.data.catalogue import known_dataset
     from polyfed.data.dataset import is_cached
     from polyfed.data.locations import locate

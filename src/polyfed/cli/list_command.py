@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -109,10 +110,23 @@ def presets() -> list[Row]:
     import polyfed
 
     folder = Path(polyfed.__file__).parent / "presets"  # without polyfed.config, which needs pydantic
-    return [
-        {"name": path.stem, "description": path.read_text().partition("\n")[0].lstrip("# ")}
-        for path in sorted(folder.glob("*.yaml"))
-    ]
+    paths = sorted(folder.rglob("*.yaml"), key=lambda path: (path.parent != folder, path))
+    return [{"name": path.relative_to(folder).with_suffix("").as_posix(), **_preset(path)} for path in paths]
+
+
+def _preset(path: Path) -> Row:
+    """Return title, description, method and dataset of a preset. The first line of its comment is the title."""
+    import yaml
+
+    text = path.read_text()
+    comment = [line.lstrip("# ") for line in itertools.takewhile(lambda line: line.startswith("#"), text.split("\n"))]
+    raw = yaml.safe_load(text)
+    return {
+        "title": comment[0].rstrip("."),
+        "description": " ".join(comment),
+        "method": raw["method"]["name"],
+        "dataset": raw["data"]["dataset"],
+    }
 
 
 LISTS: Mapping[str, Callable[[], list[Row]]] = {
@@ -194,7 +208,10 @@ def _print_partitions(rows: list[Row]) -> None:
 
 
 def _print_presets(rows: list[Row]) -> None:
-    print_table(["preset", ""], [[row["name"], row["description"]] for row in rows])
+    print_table(
+        ["preset", "", "method", "dataset"],
+        [[row["name"], row["title"], row["method"], row["dataset"]] for row in rows],
+    )
 
 
 PRINTERS: Mapping[str, Callable[[list[Row]], None]] = {

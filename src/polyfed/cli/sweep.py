@@ -57,14 +57,14 @@ def sweep(
 
     Example: polyfed sweep quickstart method=local,fedproto train.lr=0.01,0.1 --seeds 0-2
     """
-    from polyfed.config.loading import read_source
+    from polyfed.config.loading import read_source, short_name
     from polyfed.config.sweep import parse_seeds, plan_sweep
 
     if jobs is not None and jobs < 1:
         raise InputError(f"--jobs is {jobs}; expected 1 or more")
     raw = read_source(config)
     chosen_seeds = parse_seeds(seeds) if seeds is not None else [raw.get("seed", 0)]
-    folder = out or Path("runs") / f"{Path(config).stem}-sweep"
+    folder = out or Path("runs") / f"{short_name(config)}-sweep"
     runs = plan_sweep(raw, axes or [], chosen_seeds, folder)
     unfinished = _unfinished(runs, force)
     if len(unfinished) < len(runs):

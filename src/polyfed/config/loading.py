@@ -28,19 +28,26 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def preset_names() -> list[str]:
-    """Return the names of all presets, sorted."""
-    return sorted(path.stem for path in PRESETS.glob("*.yaml"))
+    """Return the names of all presets, sorted: 'quickstart', and 'fedl2g/table1-cifar100' for one in a subfolder."""
+    return sorted(path.relative_to(PRESETS).with_suffix("").as_posix() for path in PRESETS.rglob("*.yaml"))
 
 
 def read_source(source: str | Path) -> dict[str, Any]:
     """Read the raw config of a file, or of a preset by its name."""
     path = Path(source)
-    if path.suffix in {".yaml", ".yml"} or path.exists():
-        return read_file(path)
     name = str(source)
+    # A folder called like a preset does not hide it: sweeps of 'fedl2g/table1-cifar100' may be kept in 'fedl2g'.
+    if path.suffix in {".yaml", ".yml"} or (path.exists() and not (path.is_dir() and name in preset_names())):
+        return read_file(path)
     if name in preset_names():
         return read_file(PRESETS / f"{name}.yaml")
     raise InputError(f"there is no file and no preset called '{name}': {nearest(name, preset_names())}")
+
+
+def short_name(source: str | Path) -> str:
+    """Return a name for folders: a file's name without its ending, or a preset's name with '-' for '/'."""
+    name = str(source)
+    return name.replace("/", "-") if name in preset_names() else Path(name).stem
 
 
 def apply_overrides(raw: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:

@@ -33,6 +33,7 @@ class DataConfig(Section):
     tokenizer: str | None = None  # tokenizer.json of Hugging Face tokenizers, instead of hashed words
     resize: int | None = Field(None, ge=1)  # height and width that pictures are scaled to
     partition: dict[str, Any] = Field(default_factory=lambda: {"scheme": "dirichlet", "alpha": 0.1})
+    merge_test: bool = False  # add the official test split to the training samples, before they are partitioned
     test_fraction: float = Field(0.25, ge=0, lt=1)
     personal_test: Literal["held-out", "matched"] = "held-out"
     shape: list[int] | None = Field(None, min_length=1, max_length=4)  # of a sample, for dataset: sites
@@ -54,6 +55,7 @@ class ModelsConfig(Section):
     assign: Literal["round-robin", "blocks", "random", "smallest", "largest"] = "round-robin"
     feature_dim: int | None = Field(None, ge=1)
     feature_map: list[int] | None = Field(None, min_length=3, max_length=3)  # channels, height, width
+    upscale_input: int | None = Field(None, ge=1)  # enlarge smaller images to this size, for every model
     server: str | dict[str, Any] | None = None  # server model if clients hold sub-models; None: the largest model
     shared_init: bool = False
     start: str | dict[str, str] | None = None  # trained weights: a folder for all clients, or one per client name

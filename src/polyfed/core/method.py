@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from torch import Tensor
 
 from polyfed.core.client import Client
+from polyfed.core.client_profile import Profile
 from polyfed.core.needs import Needs
 from polyfed.core.options import check_options
 from polyfed.core.payload import Payload, Value
 from polyfed.core.server import Server
+from polyfed.core.training_work import TrainingWork, local_training
 from polyfed.errors import InputError
 from polyfed.training import TrainSettings
 
@@ -54,6 +56,16 @@ class Method:
 
     def check_training(self, settings: TrainSettings) -> None:
         """Raise InputError before the first round if the method does not support these training settings."""
+
+    def training_work(
+        self, client: Profile, roster: Sequence[Profile], per_round: int, settings: TrainSettings
+    ) -> TrainingWork:
+        """Return how many samples a client's model is trained on, for the estimates of `polyfed check`.
+
+        Override it if the method trains models more often than `train` of the config says. `roster` has all
+        clients, of which `per_round` participate in a round.
+        """
+        return local_training(settings, client.samples)
 
     def init(self, server: Server) -> None:
         """Prepare the server. Called once, before the first round."""

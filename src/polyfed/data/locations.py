@@ -85,7 +85,8 @@ def is_available(known: KnownDataset, root: Path | None, cache: Path | None) -> 
             return True
     except InputError:
         return False
-    return read_meta(folder_for(known.name, _hub_place(known).digest(), cache)) is not None
+    digest = f"{_hub_place(known).digest()}{known.format.digest()}"
+    return read_meta(folder_for(known.name, digest, cache)) is not None
 
 
 def _candidates(known: KnownDataset, root: Path) -> list[Path]:

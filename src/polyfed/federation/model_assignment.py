@@ -30,7 +30,7 @@ def assign_models(config: Config) -> tuple[ModelSpec, ...]:
         else:
             choices = rng.numpy_generator(config.seed, "models").integers(len(members), size=n).tolist()
         specs = [members[choice] for choice in choices]
-    return tuple(_with_feature_settings(config, specs))
+    return tuple(_with_common_settings(config, specs))
 
 
 def assigned_by_size(config: Config) -> bool:
@@ -54,13 +54,13 @@ def _group_members(config: Config) -> list[ModelSpec]:
     members = list(group(chosen)) if isinstance(chosen, str) else [ModelSpec.of(entry) for entry in chosen]
     if not members:
         raise InputError("models.group is empty; name a group or at least one model")
-    return _with_feature_settings(config, members)
+    return _with_common_settings(config, members)
 
 
-def _with_feature_settings(config: Config, specs: Sequence[ModelSpec]) -> list[ModelSpec]:
-    """Apply `models.feature_dim` and `models.feature_map` to every architecture, if the config sets them."""
-    settings = {"feature_dim": config.models.feature_dim, "feature_map": config.models.feature_map}
-    given = {key: value for key, value in settings.items() if value is not None}
+def _with_common_settings(config: Config, specs: Sequence[ModelSpec]) -> list[ModelSpec]:
+    """Apply the keys of `models` that hold for every architecture, if the config sets them."""
+    keys = ("feature_dim", "feature_map", "upscale_input")
+    given = {key: value for key in keys if (value := getattr(config.models, key)) is not None}
     return [ModelSpec.from_json({**spec.to_json(), **given}) for spec in specs]
 
 

@@ -28,6 +28,7 @@ from polyfed.core.server import Server
 from polyfed.data import dataset as datasets
 from polyfed.data import partition as partitions
 from polyfed.data import partition_file
+from polyfed.data.merged_splits import merge_test
 from polyfed.data.partition_file import Partition
 from polyfed.errors import InputError, RunError
 from polyfed.federation import model_assignment, user_code
@@ -205,6 +206,8 @@ def build_federation(
     method = method or catalogue.make(config.method)
     specs = model_assignment.assign_models(config)
     data = data or _load_dataset(config)
+    if config.data.merge_test:
+        data = merge_test(data)
     notes: tuple[str, ...] = ()
     if model_assignment.assigned_by_size(config):
         chosen = model_assignment.assign_by_size(config, data)

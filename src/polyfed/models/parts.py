@@ -51,6 +51,21 @@ class PoolInput(nn.Module):
         return F.adaptive_avg_pool2d(x, (min(self.size, height), min(self.size, width)))
 
 
+class UpscaleInput(nn.Module):
+    """Nearest-neighbour enlargement of images smaller than `size`. Larger images pass unchanged.
+
+    Its gradient is deterministic on every device, unlike that of bilinear interpolation.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    def forward(self, x: Tensor) -> Tensor:
+        height, width = x.shape[-2:]
+        return F.interpolate(x, size=(max(self.size, height), max(self.size, width)))
+
+
 class PoolFeatures(nn.Module):
     """Adaptive average pooling of flat features. It averages wider features and repeats values of narrower ones."""
 
@@ -68,6 +83,8 @@ def make_backbone(trunk: Trunk, spec: ModelSpec, shape: tuple[int, int, int], dr
     """Build normalisation, trunk, pooling, dropout and adapter, without the parts that the spec does not need."""
     parts: OrderedDict[str, nn.Module] = OrderedDict()
     parts["normalise"] = Normalise(spec.mean, spec.std, shape[0])
+    if spec.upscale_input is not None:
+        parts["upscale_input"] = UpscaleInput(spec.upscale_input)
     if spec.pool_input is not None:
         parts["pool_input"] = PoolInput(spec.pool_input)
     parts["trunk"] = trunk

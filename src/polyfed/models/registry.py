@@ -167,14 +167,15 @@ def _image_backbone(
     spec: ModelSpec, architecture: Architecture, shape: tuple[int, int, int]
 ) -> tuple[nn.Module, int]:
     """Build the backbone of an image model; return it and the channels of its trunk."""
-    side = min(*shape[1:], spec.pool_input or shape[1])
+    trunk_shape = _trunk_shape(spec, shape)
+    side = min(trunk_shape[1:])
     if side < architecture.smallest:
         raise InputError(
             f"Model '{spec.name}' takes images of {architecture.smallest}x{architecture.smallest} pixels or more; "
             f"these have {shape[1]}x{shape[2]}"
             + (f", pooled to {spec.pool_input}." if side == spec.pool_input else ".")
         )
-    trunk = architecture.trunk(spec, _pooled_shape(spec, shape))
+    trunk = architecture.trunk(spec, trunk_shape)
     return make_backbone(trunk, spec, shape, architecture.dropout), trunk.channels
 
 
@@ -200,11 +201,14 @@ def _flat_trunk(spec: ModelSpec, architecture: Architecture, shape: Shape) -> Tr
     return architecture.trunk(spec, shape, spec.vocabulary)
 
 
-def _pooled_shape(spec: ModelSpec, shape: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Return the shape that the trunk sees after `pool_input`."""
-    if spec.pool_input is None:
-        return shape
-    return shape[0], min(shape[1], spec.pool_input), min(shape[2], spec.pool_input)
+def _trunk_shape(spec: ModelSpec, shape: tuple[int, int, int]) -> tuple[int, int, int]:
+    """Return the shape that the trunk receives after `upscale_input` and `pool_input`."""
+    channels, *sides = shape
+    if spec.upscale_input is not None:
+        sides = [max(side, spec.upscale_input) for side in sides]
+    if spec.pool_input is not None:
+        sides = [min(side, spec.pool_input) for side in sides]
+    return channels, sides[0], sides[1]
 
 
 def describe(name: ModelSpec | str, shape: Shape | None = None) -> ModelInfo:

@@ -46,6 +46,7 @@ class ModelSpec:
     head: str | None = None  # None: one linear layer | relu-256, tanh-768: one hidden layer in between
     dropout: float | None = None  # dropout rate on the features; None for the architecture's own
     pool_input: int | None = None  # average-pool larger images to this size first
+    upscale_input: int | None = None  # enlarge smaller images to this size first (nearest neighbour)
     exits: tuple[int, ...] | None = None  # early exits after these numbers of blocks; the model ends at the last exit
     mean: tuple[float, ...] = (0.5,)  # input normalisation, one value or one per channel
     std: tuple[float, ...] = (0.5,)
@@ -73,6 +74,8 @@ class ModelSpec:
             raise InputError(f"Model '{self.name}': adapter conv_pool needs feature_map, which is not set.")
         if self.pool_input is not None and self.pool_input < 1:
             raise InputError(f"Model '{self.name}': pool_input is {self.pool_input}; expected 1 or more.")
+        if self.upscale_input is not None and self.upscale_input < 1:
+            raise InputError(f"Model '{self.name}': upscale_input is {self.upscale_input}; expected 1 or more.")
         if self.exits is not None and (
             not self.exits or any(b <= a for a, b in zip((0, *self.exits), self.exits, strict=False))
         ):
@@ -144,7 +147,7 @@ class ModelSpec:
 
 
 _WORDS = {"name", "norm", "stem", "adapter"}
-_SIZES = {"feature_dim", "pool_input", "vocabulary"}
+_SIZES = {"feature_dim", "pool_input", "upscale_input", "vocabulary"}
 
 
 def _fits(key: str, value: object) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +30,11 @@ def new_decoder(server: Server, width: int, channels: int) -> EmbeddingDecoder:
     decoder.pixel_std.copy_(std)
     decoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return decoder
+
+
+def steps_per_client(rows: Collection[int], epochs: int, batch: int, least_steps: int) -> int:
+    """Return the steps on each client's codes: epochs of the largest, or more to reach `least_steps` in all."""
+    return max(least_steps // len(rows), epochs * max(math.ceil(count / batch) for count in rows))
 
 
 def fit_decoder(

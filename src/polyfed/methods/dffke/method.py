@@ -18,7 +18,7 @@ from polyfed.core import Client, Cohort, Method, Needs, Payload, Reply, Sends, S
 from polyfed.core.client import weights_of
 from polyfed.core.schema import ScalarField, TensorField
 from polyfed.methods.dffke import public_images, records
-from polyfed.methods.dffke.decoder_training import AddedLoss, Codes, fit_decoder, new_decoder
+from polyfed.methods.dffke.decoder_training import AddedLoss, Codes, fit_decoder, new_decoder, steps_per_client
 from polyfed.methods.dffke.docking import Snapshots, embed_samples, snapshot, unify
 from polyfed.methods.dffke.exchange import exchange_batches, kl_divergence, learn, number_of_turns, teacher_outputs
 from polyfed.methods.dffke.local_training import train_to_accuracy
@@ -28,6 +28,7 @@ from polyfed.methods.dffke.public_images import images_at
 from polyfed.methods.dffke.replay_rounds import ReplayPlan, empty_replay_state, forget_oldest, store_round
 from polyfed.methods.dffke.synthetic_images import TransferImages
 from polyfed.methods.dffke.teachers import TeacherOutputs, student_messages
+from polyfed.methods.dffke.training_work import training_work
 
 
 @register("dffke")
@@ -72,6 +73,7 @@ class DFFKE(Method):
         "once the mean and mean square of the pixels",
         down="a decoder, all clients' embeddings in a common space, a docking layer, and all clients' outputs",
     )
+    training_work = training_work
 
     def init(self, server: Server) -> None:
         server.state = {"docking": {}, "decoder": {}, "pixels": {}, "introduced": {}, **empty_replay_state()}
@@ -144,8 +146,7 @@ class DFFKE(Method):
         self, server: Server, decoder: nn.Module, clients: Snapshots, codes: Codes, added_loss: AddedLoss = None
     ) -> list[float]:
         """Line 12: train the decoder of this round and return its losses (Eq. 12)."""
-        passes = self.decoder_epochs * max(math.ceil(len(rows) / self.batch) for rows in codes.values())
-        steps = max(self.least_steps // len(codes), passes)
+        steps = steps_per_client([len(c) for c in codes.values()], self.decoder_epochs, self.batch, self.least_steps)
         return fit_decoder(server, decoder, clients, codes, steps, self.batch, self.lr, added_loss)
 
     @step(

@@ -5,9 +5,8 @@ Niu, Dong, Qin; 2025, Algorithm 1 (variational transposed convolution).
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import torch
@@ -27,6 +26,7 @@ from polyfed.methods.fedvtc.figures import IMAGES_PER_CLASS, save_synthetic_imag
 from polyfed.methods.fedvtc.fine_tuning import fine_tune
 from polyfed.methods.fedvtc.messages import DECODER, MOMENTS, OPTIONAL_DECODER, STATISTICS, VARIANCES
 from polyfed.methods.fedvtc.synthetic_samples import SyntheticSamples, recalibrate_decoder, samples_by_state
+from polyfed.methods.fedvtc.training_work import training_work
 from polyfed.methods.fedvtc.variational_bound import LossWeights, StandardDeviation, VariationalBound
 
 
@@ -68,6 +68,7 @@ class FedVTC(Method):
         "mean squared features per class, once",
         down="the same over all clients: prototypes of the client's classes in each round, of all classes once",
     )
+    training_work = training_work
 
     def decoder_layout(self, profile: Profile) -> Layout:
         return decoder_layout(profile.features, profile.input_shape, self.decoder_norm)
@@ -177,7 +178,7 @@ class FedVTC(Method):
         if self.keep_untuned:
             client.state["untuned"] = weights_of(client.model)
         lr = self.finetune_lr or client.settings.lr
-        settings = dataclasses.replace(client.settings, epochs=self.finetune_epochs, steps=None, lr=lr)
+        settings = replace(client.settings, epochs=self.finetune_epochs, steps=None, lr=lr)
         fine_tune(
             client.model,
             self.synthetic_samples(client, self.samples_per_class, msg),

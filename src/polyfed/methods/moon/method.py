@@ -6,6 +6,7 @@ Li, He, Song; CVPR 2021, Algorithm 1.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -16,12 +17,15 @@ from torch import Tensor, nn
 
 from polyfed.core import Client, Cohort, Payload, Reply, Sends, Server, register, step
 from polyfed.core.client import copy_into, weights_of
+from polyfed.core.client_profile import Profile
 from polyfed.core.options import Degenerate
 from polyfed.core.schema import ScalarField, TreeField, WeightsField
 from polyfed.core.shared_model import UpdateAggregator, apply_update, weights_for_clients
+from polyfed.core.training_work import TrainingWork
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.moon.projection_head import ProjectionHeads
 from polyfed.models.slicing import OwnerMean
+from polyfed.training import TrainSettings
 from polyfed.training.weight_noise import noisy
 
 
@@ -48,6 +52,13 @@ class Moon(FedAvg):
         up="all weights of the model and of the projection, and the number of samples",
         down="all weights of the model and of the projection",
     )
+
+    def training_work(
+        self, client: Profile, roster: Sequence[Profile], per_round: int, settings: TrainSettings
+    ) -> TrainingWork:
+        """Count training, and forward passes of the global and the previous model, each a third of the cost."""
+        own = super().training_work(client, roster, per_round, settings)
+        return TrainingWork(own.per_round * (5 / 3 if self.mu else 1))
 
     def init(self, server: Server) -> None:
         super().init(server)

@@ -18,7 +18,7 @@ from polyfed.models.split import SplitModel
 from polyfed.models.vit import VisionTransformer
 
 EXIT_CONVOLUTIONS = 3
-BEFORE_TRUNK = ("normalise", "pool_input")
+BEFORE_TRUNK = ("normalise", "upscale_input", "pool_input")
 AFTER_TRUNK = ("pool", "dropout", "adapter")
 
 
