@@ -155,8 +155,8 @@ class FedVTC(Method):
         samples = self.synthetic_samples(server, self.samples_per_class)
         server.state["decoder"] = recalibrate_decoder(samples, server.stream("recalibrate"))
         save_synthetic_images(server, self.synthetic_samples(server, IMAGES_PER_CLASS))
-        sent = (*STATISTICS, *VARIANCES, *DECODER)
-        everyone.call(self.fine_tune, shared={key: server.state[key] for key in sent})  # line 26
+        sent = {key: server.state[key] for key in (*STATISTICS, *VARIANCES, *DECODER)}
+        everyone.call(self.fine_tune, shared=sent)  # line 26
 
     @step(up={**OPTIONAL_DECODER, **MOMENTS})
     def describe(self, client: Client, msg: Payload) -> Reply:
@@ -194,7 +194,6 @@ class FedVTC(Method):
 
     def predict_untuned(self, client: Client, x: Tensor) -> Tensor:
         """Predict with the model as it was before fine-tuning."""
-        if "untuned" not in client.state:
-            return self.predict(client, x)
-        logits: Tensor = functional_call(client.model, client.memory.weights("untuned"), (x,))
+        weights = client.memory.weights("untuned") if "untuned" in client.state else {}
+        logits: Tensor = functional_call(client.model, weights, (x,))
         return logits
