@@ -11,8 +11,9 @@ export OMP_NUM_THREADS ?= 1
 setup: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) install -c constraints.txt -e .
+	@echo "Installing polyfed into $(VENV): 1.3 GB, most of it PyTorch, in a few minutes"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install -c constraints.txt -e .
 	@touch $@
 
 $(VENV)/.developer: $(VENV)/.installed
@@ -45,6 +46,9 @@ run-dffke: setup
 show-demo:
 	@$(BIN)/polyfed compare runs/demo --baseline local
 	@$(BIN)/polyfed report runs/demo -o runs/demo/report.html > /dev/null
+	@echo "Each of the five clients has few of the ten digits. tiny-cnn: all clients have one architecture, which FedAvg needs."
+	@echo "tiny-resnets3: clients train sub-models of one ResNet. tiny4: four different architectures."
+	@echo "FedProto predicts by prototype; its heads know only the digits of their client, so they stay near local training."
 	@echo "Report: runs/demo/report.html"
 
 lint: $(VENV)/.developer

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 GAP = 2  # spaces between columns
 # columns that are left out first if the table is too wide, from the most to the least important
-OPTIONAL = ("gain personal_final", "mib_up", "seconds", "mib_down", "global_best", "personal_best")
+OPTIONAL = ("n", "gain personal_final", "mib_up", "seconds", "mib_down", "global_best", "personal_best")
 
 
 def text_table(comparison: Comparison, *, width: int | None = None, bold: bool = False) -> str:
@@ -33,8 +33,12 @@ def text_table(comparison: Comparison, *, width: int | None = None, bold: bool =
     lines = table.lines(shown, bold=bold)
     caption_width = width or max(80, max(len(line) for line in table.lines(shown)))
     note = ""
+    counts = {row.runs for row in comparison.rows}
+    if "n" in left_out and len(counts) == 1:
+        note = f" n = {counts.pop()}."
+        left_out.remove("n")
     if left_out:
-        note = f" Left out to fit {width} columns: {', '.join(left_out)}; --format csv has all columns."
+        note += f" Left out to fit {width} columns: {', '.join(left_out)}; --format csv has all columns."
     lines.append(textwrap.fill(f"{comparison.caption} * best mean.{note}", width=caption_width))
     return "\n".join(lines) + "\n"
 
