@@ -22,7 +22,7 @@ $(VENV)/.developer: $(VENV)/.installed
 
 # The demonstration: three groups of models, each with its own local training, three seeds, one table.
 DEMO := $(BIN)/polyfed sweep demo --seeds 0-2 --no-table
-FEDVTC := {name: fedvtc, samples_per_class: 100, finetune_lr: 0.001, recompute: false}
+FEDVTC := {name: fedvtc, vtc: regular, samples_per_class: 50, finetune_lr: 0.001, recompute: false}
 DFFKE := {name: dffke, width: 64, decoder_channels: 32, decoder_epochs: 5, exchange_epochs: 1, least_steps: 40, batch: 64}
 
 run: setup

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -112,3 +113,12 @@ def test_commands_of_one_block_or_of_a_wrong_option_are_told_apart(tmp_path: Pat
     assert examples.parsed(["compare", "runs", "--json"])[0] == "compare"
     with pytest.raises(Exception, match="No such option"):
         examples.parsed(["compare", "runs", "--jsn"])
+
+
+def test_the_commands_of_make_run_are_right() -> None:
+    shown = subprocess.run(["make", "-n", "run", "run-dffke"], cwd=ROOT, capture_output=True, text=True, check=True)
+    lines = [line.partition(" > ")[0] for line in shown.stdout.splitlines() if not line.startswith("echo")]
+    commands = [arguments for line in lines if line and (arguments := examples.polyfed_arguments(line)) is not None]
+    assert [arguments[0] for arguments in commands].count("sweep") == 5
+    for arguments in commands:
+        examples.check_command(arguments)
