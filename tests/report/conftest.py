@@ -81,6 +81,18 @@ def summary(method: str, seed: int, personal: list[float], sent: int) -> dict[st
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> MakeRun:
+    return run_maker(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def make_module_run(tmp_path_factory: pytest.TempPathFactory) -> MakeRun:
+    """As `make_run`, for runs that all tests of a module share."""
+    return run_maker(tmp_path_factory.mktemp("shared"))
+
+
+def run_maker(parent: Path) -> MakeRun:
+    """Return a function that creates run folders below `parent / "runs"`."""
+
     def make(
         name: str = "run",
         *,
@@ -94,7 +106,7 @@ def make_run(tmp_path: Path) -> MakeRun:
         client: str = "1",
     ) -> Path:
         values = [0.25, 0.75, 0.5] if personal is None else personal
-        folder = tmp_path / "runs" / name.replace("/", "_")
+        folder = parent / "runs" / name.replace("/", "_")
         folder.mkdir(parents=True)
         settings = {
             "name": name,

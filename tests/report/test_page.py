@@ -122,7 +122,7 @@ def test_many_runs(make_run: MakeRun, tmp_path: Path, out: Path, capsys: pytest.
     headline = table_named(tree, "Results over seeds")
     rows = [texts(row, "td") for row in headline.iter("tr")]
     fedproto = next(row for row in rows if row[:1] == ["fedproto"])
-    assert fedproto[4] == "81.25 ± 8.84"
+    assert fedproto[5] == "81.25 ± 8.84"
     assert fedproto[3].startswith("+31.25 [")  # 25 and 37.5 above local
     assert any("'rich' has one seed in common with it" in note for note in texts(tree, "p"))
     assert "prefers-color-scheme: dark" in text and "width=device-width" in text

@@ -27,8 +27,10 @@ def tsne_embedding(vectors: np.ndarray[Any, Any], *, seed: int = SEED) -> np.nda
     if vectors.ndim != 2 or len(vectors) < MIN_VECTORS:
         raise InputError(f"a t-SNE needs at least {MIN_VECTORS} vectors; the array has the shape {vectors.shape}")
     from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     method = "exact" if len(vectors) <= EXACT else "barnes_hut"
     perplexity = perplexity_for(len(vectors))
     tsne = TSNE(2, perplexity=perplexity, init="pca", random_state=seed, method=method, max_iter=ITERATIONS)
-    return np.asarray(tsne.fit_transform(vectors.astype(np.float64)))
+    with threadpool_limits(1):  # threads wait for each other longer than they work on a few hundred points
+        return np.asarray(tsne.fit_transform(vectors.astype(np.float64)))

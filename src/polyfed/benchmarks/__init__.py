@@ -23,7 +23,7 @@ _NAMES = {
     "memory": "peak memory of a client in a step of FedVTC, compared with FedProto with the same model",
     "overhead": "time of a training round on the pool, compared with plain training loops in as many processes",
     "population": "time of a round with 20 of 10,000 clients, compared with 20 of 100",
-    "report": "a report over 100 runs of 200 rounds: seconds, peak memory, size of the page",
+    "report": "reports over 100 runs of 200 rounds and over six runs with features: seconds, peak memory, size",
     "slicing": "building and slicing ResNet-152: seconds, and peak memory against its own size",
     "startup": "CPU seconds of help, lists, refusals and check, and seconds until the first round of a run starts",
     "ui": "the dashboard over 1,000 runs of 200 rounds: seconds to its first view, per update, and to open a run",

@@ -1,4 +1,4 @@
-"""Cost of a report over 100 runs of 200 rounds, with synthetic run folders."""
+"""Cost of reports over 100 runs of 200 rounds, and over six runs with features, with synthetic run folders."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import yaml
 from polyfed.core import rng
 
 METHODS, SEEDS, ROUNDS, CLIENTS, CLASSES = 10, 10, 200, 20, 10
+WITH_FEATURES, SAMPLES, WIDTH = 6, 2000, 64  # methods with one run each, and the features of each run
 # in a separate process, to measure its memory
 _CODE = (
     "import resource, sys\nfrom polyfed.cli.app import main\n"
@@ -28,28 +29,63 @@ _CODE = (
 def measure() -> dict[str, Any]:
     """Return wall-clock and processor seconds of `polyfed report`, its peak memory, and the size of the page."""
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+        runs = Path(name) / "runs"
         for method in range(METHODS):
             for seed in range(SEEDS):
-                make_run(folder / "runs" / f"method{method}-seed{seed}", f"method{method}", seed)
-        page = folder / "report.html"
-        started = time.perf_counter()
-        done = subprocess.run(
-            [sys.executable, "-c", _CODE, str(folder / "runs"), str(page)], check=True, capture_output=True, text=True
-        )
-        seconds = time.perf_counter() - started
-        processor, kib = float(done.stderr.split()[-2]), int(done.stderr.split()[-1])
-        kib = kib // 1024 if sys.platform == "darwin" else kib
-        size = page.stat().st_size
+                make_run(runs / f"method{method}-seed{seed}", f"method{method}", seed)
+        many = _write_report(runs)
+    with tempfile.TemporaryDirectory() as name:
+        runs = Path(name) / "runs"
+        for method in range(WITH_FEATURES):
+            make_run(runs / f"method{method}", f"method{method}", 0, rounds=10)
+            _save_features(runs / f"method{method}", method)
+        features = _write_report(runs)
     return {
         "figures": {
-            "seconds": round(seconds, 2),
-            "processor_seconds": round(processor, 2),
-            "peak_gb": round(kib * 1024 / 1e9, 3),
-            "page_mb": round(size / 1e6, 2),
+            "seconds": round(many["seconds"], 2),
+            "processor_seconds": round(many["processor"], 2),
+            "peak_gb": round(many["peak"] / 1e9, 3),
+            "page_mb": round(many["size"] / 1e6, 2),
+            "features_seconds": round(features["seconds"], 2),
+            "features_processor_seconds": round(features["processor"], 2),
         },
-        "settings": {"runs": METHODS * SEEDS, "rounds": ROUNDS, "clients": CLIENTS},
+        "settings": {
+            "runs": METHODS * SEEDS,
+            "rounds": ROUNDS,
+            "clients": CLIENTS,
+            "runs_with_features": WITH_FEATURES,
+            "features": SAMPLES,
+        },
     }
+
+
+def _write_report(runs: Path) -> dict[str, float]:
+    page = runs.parent / "report.html"
+    started = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-c", _CODE, str(runs), str(page)], check=True, capture_output=True, text=True
+    )
+    seconds = time.perf_counter() - started
+    processor, kib = float(done.stderr.split()[-2]), int(done.stderr.split()[-1])
+    kib = kib // 1024 if sys.platform == "darwin" else kib
+    return {"seconds": seconds, "processor": processor, "peak": 1024.0 * kib, "size": float(page.stat().st_size)}
+
+
+def _save_features(folder: Path, seed: int) -> None:
+    """Write the features of test samples: a cloud per class, as `evaluate.features` records them."""
+    from safetensors.numpy import save_file
+
+    generator = rng.numpy_generator(seed, "benchmark", "features")
+    index = np.arange(SAMPLES)
+    centres = 4 * generator.standard_normal((CLASSES, WIDTH))
+    vectors = centres[index % CLASSES] + generator.standard_normal((SAMPLES, WIDTH))
+    (folder / "artifacts").mkdir()
+    tensors: dict[str, np.ndarray[Any, Any]] = {
+        "vectors": vectors.astype(np.float32),
+        "classes": index % CLASSES,
+        "clients": index % CLIENTS,
+    }
+    save_file(tensors, folder / "artifacts" / "features-000010.safetensors")
 
 
 def make_run(folder: Path, method: str, seed: int, rounds: int = ROUNDS) -> None:

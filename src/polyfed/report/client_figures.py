@@ -222,7 +222,7 @@ def partition(records: Sequence[RunRecord], options: Options) -> FigureSpec:
         axes.set_ylim(-0.8, classes - 0.2)
         label_positions(axes, record.class_names, axis="y", room=size[1] - 1.2)
         label_positions(axes, [client.name for client in shown], axis="x", room=2.8)
-        legend(figure, title="training samples")
+        legend(figure, title="training samples", borderpad=0.9)
 
     caption = (
         f"The area of a bubble is the number of training samples. {len(record.clients)} clients hold {min(totals)} "

@@ -41,7 +41,7 @@ def integer_ticks(axes: Axes) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, steps=[1, 2, 5, 10]))
 
 
-def legend(figure: Figure, title: str | None = None) -> None:
+def legend(figure: Figure, title: str | None = None, **options: Any) -> None:
     """Add a legend below the axes if there is more than one label, in as many columns as fit."""
     pairs = [pair for axes in figure.axes for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
     if len(pairs) < 2:
@@ -56,6 +56,7 @@ def legend(figure: Figure, title: str | None = None) -> None:
         handlelength=2.2,
         columnspacing=1.2,
         title=title,
+        **options,
     )
 
 
@@ -84,21 +85,27 @@ def shorten(name: str, limit: int = WIDEST_LABEL) -> str:
     return f"{name[:head]}…{name[head + 1 - limit :]}"
 
 
-def label_positions(axes: Axes, names: Sequence[str], *, axis: str, room: float, start: float = 0.0) -> None:
-    """Write names at positions 0, 1, ... of an axis: turned upright, or only some of them, if there is little room.
+def label_positions(axes: Axes, names: Sequence[str], *, axis: str, room: float) -> None:
+    """Write names at positions 0, 1, ... of an axis whose length is `room` inches.
 
-    `room` is the length of the axis in inches, and `start` is added to the positions.
+    Names that do not fit are written smaller, then upright, and then only some of them.
     """
     if not names:
         return
     points = 72 * room / len(names)
     longest = max(map(len, names))
-    upright = axis == "x" and longest * LETTER > points
-    needed = 8.5 if upright or axis == "y" else longest * LETTER + 3
+    size, upright, needed = 7.5, False, 9.5
+    if axis == "x":
+        needed = longest * LETTER + 3
+        if needed > points:
+            size, needed = SMALL, longest * LETTER * SMALL / 7.5 + 2
+        if needed > points and longest > 2:
+            upright, needed = True, 8.5
+    elif needed > points:
+        size, needed = SMALL, 8.5
     every = max(1, math.ceil(needed / points))
-    positions = [index + start for index in range(0, len(names), every)]
     shown = [shorten(name, 22 if upright else WIDEST_LABEL) for name in names[::every]]
-    size = SMALL if points * every < 11 else 7.5
+    positions = range(0, len(names), every)
     if axis == "x":
         axes.set_xticks(positions, shown, rotation=90 if upright else 0, fontsize=size)
     else:

@@ -80,7 +80,7 @@ def methods(records: Sequence[RunRecord], options: Options) -> FigureSpec:
                 error_kw={"elinewidth": 1, "capsize": 2.5, "ecolor": matplotlib.rcParams["text.color"]},
             )
         axes.set_xlim(0, 100)
-        axes.set_xlabel(f"{MEASURES[options.measure]}, %")
+        figure.supxlabel(f"{MEASURES[options.measure]}, %", fontsize=8)
 
     caption = f"{describe_counts([bar.group for bar in bars])} after the last round."
     if any(bar.low is not None for bar in bars):
@@ -123,7 +123,7 @@ def gain(records: Sequence[RunRecord], options: Options) -> FigureSpec:
         low, high = axes.get_xlim()
         axes.set_xlim(min(low, -1.0), max(high, 1.0))
         axes.axvline(0, color=NEUTRAL, lw=1)
-        axes.set_xlabel(f"points above {_baseline_name(options)}, {_where(options)}")
+        figure.supxlabel(f"points above {_baseline_name(options)}, {_where(options)}", fontsize=8)
 
     over = sorted({str(row[5]) for row in rows if row[5]})
     caption = f"Difference to {_baseline_name(options)} in {MEASURES[options.measure]}, paired by seed."

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from polyfed.comparison.table import AUTO
 from polyfed.errors import InputError
@@ -14,6 +16,9 @@ from polyfed.report.run_record import RunRecord, read_all
 from polyfed.report.run_tables import common_settings, runs_table, sections_of, table_of
 from polyfed.report.styles import page_colours
 from polyfed.runs.atomic_files import write_atomically
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 
 def write_report(
@@ -58,6 +63,7 @@ def render(
         text = ["Settings that all runs have in common. Other settings are listed with each run."]
         sections.append(Section("settings", "Settings", text, tables=[settings]))
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=False)
+    environment.filters["code"] = _with_code
     template = environment.from_string((Path(__file__).parent / "page.html.j2").read_text(encoding="utf-8"))
     style = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
     title, lead = heading(records, broken)
@@ -72,6 +78,13 @@ def render(
         style=style,
         colours=page_colours(),
     )
+
+
+def _with_code(text: str) -> Markup:
+    """Escape text for HTML and show commands in backticks as code."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def _runs_section(records: Sequence[RunRecord], broken: dict[Path, str]) -> Section:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from polyfed.comparison.table import sort_key
 from polyfed.errors import InputError
 from polyfed.report import figure_kinds, rendering
 from polyfed.report.figure_spec import Options
@@ -115,9 +116,10 @@ class FigureRenderer:
         return figures + self._try("phases", records, self._options)
 
     def sensitivity(self) -> list[RenderedFigure]:
-        """Draw accuracy against a setting, if runs differ in one setting only."""
+        """Draw accuracy against a setting, if runs differ in one setting only and its values are numbers."""
         keys = {key for group in self.groups for key in group.values}
-        if len(self.settings) < 2 or len(keys) != 1:
+        numbers = all(sort_key(value)[0] == 0 for group in self.groups for value in group.values.values())
+        if len(self.settings) < 2 or len(keys) != 1 or not numbers:
             return []
         options = [replace(self._options, measure=measure, by=tuple(keys)) for measure in self.measures]
         return [figure for one in options for figure in self._try("sensitivity", self.records, one)]

@@ -11,6 +11,7 @@ from polyfed.comparison.conclusion import conclusion
 from polyfed.comparison.formats import cells_of, headings
 from polyfed.comparison.measures import ACCURACY, METRICS
 from polyfed.comparison.runs import by_head
+from polyfed.comparison.settings import shared_settings
 from polyfed.comparison.table import AUTO, DESCRIPTIONS, NO_BASELINE
 from polyfed.errors import InputError
 from polyfed.report.page_figures import FigureRenderer, RenderedFigure
@@ -37,7 +38,8 @@ class Section:
     tables: list[Table] = field(default_factory=list)
     figures: list[RenderedFigure] = field(default_factory=list)
     runs: list[dict[str, Any]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # shown below the tables
+    footnote: str = ""  # shown below the tables
+    notes: list[str] = field(default_factory=list)  # shown after the footnote
 
 
 def results_section(
@@ -53,14 +55,22 @@ def results_section(
     with_heads = [one for run in finished for one in (run, by_head(run)) if one is not None]
     compared = compare_runs(with_heads, by=list(by), baseline=baseline, metric=ACCURACY)
     # the best round is chosen on test data, which a report should not advertise
-    compared = replace(compared, measures=tuple(measure for measure in compared.measures if not measure.best))
+    shown = sorted((one for one in compared.measures if not one.best), key=lambda one: (not one.kind, one.kind))
+    compared = replace(compared, measures=tuple(shown))
     rows = [[cell(c.text, name=c.name, best=c.best) for c in cells_of(compared, row)] for row in compared.rows]
     caption = f"{compared.caption} Bold: best mean."
-    section.tables.append(
-        Table([cell(h.text, name=h.name) for h in headings(compared)], rows, caption, "Results over seeds")
-    )
-    section.notes += compared.notes
+    heads = [cell(h.text, name=h.name) for h in headings(compared)]
+    section.tables.append(Table(heads, rows, caption, "Results over seeds", breaks=_breaks(compared)))
+    section.notes += [f"{note[:1].upper()}{note[1:]}." for note in compared.notes]
     return section, compared
+
+
+def _breaks(compared: Comparison) -> frozenset[int]:
+    """Return the rows whose setting differs from that of the row before."""
+    settings = [shared_settings(compared.keys, tuple(row.group.values())) for row in compared.rows]
+    if compared.baseline is None or 2 * len(set(settings)) > len(settings):
+        return frozenset()
+    return frozenset(n for n in range(1, len(settings)) if settings[n] != settings[n - 1])
 
 
 def figure_sections(renderer: FigureRenderer) -> list[Section]:
@@ -122,7 +132,7 @@ def _metrics(renderer: FigureRenderer) -> Section:
             table = _metrics_table(compared, kind, where)
             section.tables += [table] if table is not None else []
         described = [f"{text[:1].upper()}{text[1:]}." for name in names if (text := DESCRIPTIONS.get(name))]
-        section.notes.append(" ".join(["Accuracy in %.", *described, "Mean ± sample standard deviation over runs."]))
+        section.footnote = " ".join(["Accuracy in %.", *described, "Mean ± sample standard deviation over runs."])
     section.figures, note = renderer.confusion()
     section.text += [note] if note else []
     return section

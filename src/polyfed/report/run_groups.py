@@ -73,14 +73,20 @@ def _order(keys: tuple[str, ...], values: tuple[str, ...]) -> tuple[object, ...]
 
 
 def _describe(values: Mapping[str, str], keys: Sequence[str], *, of_method: bool) -> str:
-    """Describe the values of a group by the last part of their keys, or by the whole key if that is ambiguous."""
-    last_parts = [key.rpartition(".")[2] for key in keys]
+    """Describe the values of a group by short names of their keys, or by the whole key if that is ambiguous."""
+    names = [_short_name(key) for key in keys]
     parts = []
     for key, value in values.items():
         if (key.partition(".")[0] in ALGORITHM) == of_method and value not in (UNSET, NO_FILTER):
-            name = key.rpartition(".")[2]
-            parts.append(f"{name if last_parts.count(name) == 1 else key} {value}")
+            name = _short_name(key)
+            parts.append(f"{name if names.count(name) == 1 else key} {value}")
     return ", ".join(parts)
+
+
+def _short_name(key: str) -> str:
+    """Return the last part of a key, or the one before if the last says too little: models.group is 'models'."""
+    first, _, last = key.rpartition(".")
+    return first.rpartition(".")[2] if first and last in {"group", "name", "scheme"} else last
 
 
 def by_setting(groups: Sequence[Group]) -> dict[str, list[Group]]:
@@ -113,5 +119,5 @@ def describe_counts(groups: Sequence[Group]) -> str:
     """Describe how many runs the means of a figure are taken over."""
     counts = sorted({len(group.records) for group in groups})
     if counts[-1] == 1:
-        return "One run each" if len(groups) > 1 else "One run"
+        return "One run of each" if len(groups) > 1 else "A single run"
     return f"Means over {f'{counts[0]} to {counts[-1]}' if len(counts) > 1 else counts[0]} runs"

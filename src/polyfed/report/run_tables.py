@@ -40,6 +40,7 @@ class Table:
     caption: str = ""
     label: str = ""
     title: str = ""
+    breaks: frozenset[int] = frozenset()  # rows that begin a new group
 
 
 @dataclass

@@ -50,7 +50,7 @@ def sensitivity(records: Sequence[RunRecord], options: Options) -> FigureSpec:
         axes = style_axes(figure.add_subplot())
         variants: dict[str, int] = {}
         for label, members in lines.items():
-            method = members[0].method
+            method = members[0].records[0].method
             style = style_of_method(method, variants.setdefault(method, 0))
             variants[method] += 1
             points = [row for row in rows if row[0] == label]

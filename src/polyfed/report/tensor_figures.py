@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 MAX_ROUNDS = 12  # of guiding vectors in one t-SNE
-MAX_POINTS = 400  # features in one t-SNE
+MAX_POINTS = 300  # features in one t-SNE
 MAX_IMAGES = 8  # of a class
 MAX_CLASSES = 20  # in a gallery or a legend
 GAP = 1  # pixels between images
@@ -191,7 +191,7 @@ def features(records: Sequence[RunRecord], options: Options) -> FigureSpec:
             axes.plot(xs, ys, style.marker, color=style.color, ms=3, alpha=0.8, mew=0, label=name)
         _without_scale(axes)
         if len({row[1] for row in rows}) <= MAX_CLASSES:
-            legend(figure, title="class")
+            legend(figure, title="class", markerscale=1.6)
 
     clients = len({row[0] for row in rows})
     caption = (

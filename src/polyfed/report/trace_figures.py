@@ -12,12 +12,13 @@ from polyfed.report.drawing import (
     integer_ticks,
     label_positions,
     legend,
+    shorten,
     style_axes,
     value_label,
 )
 from polyfed.report.figure_spec import WIDTH, Cell, FigureSpec, Options
 from polyfed.report.run_record import RunRecord, clean
-from polyfed.report.styles import NEUTRAL, sequential, style_for
+from polyfed.report.styles import HIGHER, NEUTRAL, sequential, style_for
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -105,6 +106,9 @@ def inco(records: Sequence[RunRecord], options: Options) -> FigureSpec:
             rows.append((int(event["round"]), clean(layer), float(theta), float(beta)))
     names = sorted(dict.fromkeys(str(row[1]) for row in rows), key=_natural)
 
+    many = len(names) > MAX_LABELS  # colours do not suffice: paler lines are deeper layers
+    labelled = [names[0], names[-1]] if many else names
+
     def draw(figure: Figure) -> None:
         panels = figure.subplots(2, 1, sharex=True)
         for axes, column, label in zip(panels, (2, 3), ("theta", "beta"), strict=True):
@@ -115,13 +119,14 @@ def inco(records: Sequence[RunRecord], options: Options) -> FigureSpec:
                 axes.plot(
                     [float(row[0] or 0) for row in points],
                     [float(row[column] or 0) for row in points],
-                    color=style.color,
-                    linestyle=style.dashes,
-                    marker=style.marker,
+                    color=HIGHER if many else style.color,
+                    alpha=1 - 0.75 * index / len(names) if many else 1,
+                    linestyle="-" if many else style.dashes,
+                    marker=None if many else style.marker,
                     markevery=max(1, len(points) // 6),
                     ms=3,
                     lw=1,
-                    label=name if column == 2 and len(names) <= MAX_LABELS else None,
+                    label=shorten(name, 40) if column == 2 and name in labelled else None,
                 )
             axes.axhline(0, color=NEUTRAL, lw=0.6)
             value_label(axes, label)
@@ -133,5 +138,7 @@ def inco(records: Sequence[RunRecord], options: Options) -> FigureSpec:
     # a layer has a beta for each of its slices: use the fraction of positive slices if it was recorded
     positive = statistics.fmean(recorded) if recorded else statistics.fmean(float(row[3] or 0) > 0 for row in rows)
     caption = f"{len(names)} layers over {len(events)} rounds; beta is positive in {100 * positive:.0f} % of cases."
-    size = (WIDTH, height_with_legend(3.6, names if len(names) <= MAX_LABELS else ()))
+    if many:
+        caption += " Deeper layers are paler."
+    size = (WIDTH, height_with_legend(3.6, labelled))
     return FigureSpec("InCo's theta and beta", caption, ("round", "layer", "theta", "beta"), rows, draw, size)
