@@ -80,7 +80,7 @@ JSON = st.recursive(
 def test_damaged_records_never_raise_and_hold_numbers_only(damage: dict[str, Any]) -> None:
     record = RoundRecord.from_damaged({**RECORD.to_dict(), **damage})
     if record is None:
-        assert type(damage["round"]) is not int
+        assert type(damage["round"]) is not int or abs(damage["round"]) >= 2**63
         return
     json.dumps({**record.to_dict(), "failures": []}, allow_nan=False)
     assert record.upload_bytes + record.download_bytes == sum([*record.up.values(), *record.down.values()])

@@ -6,7 +6,6 @@ Events are read once, line by line, without torch.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,9 @@ from polyfed.report.uploads import UploadSummary, summarise_uploads
 from polyfed.runs import lock_owner
 from polyfed.runs.config_text import format_value
 from polyfed.runs.folder import RunFolder
+from polyfed.runs.json_values import is_number
 from polyfed.runs.records import Result, RoundRecord
+from polyfed.runs.safe_files import read_json, reason
 
 PHASES = ("train", "evaluate", "server")
 STATES = {
@@ -109,9 +110,13 @@ class RunRecord:
             numbers += [value for series in by_kind.values() for value in series]
         numbers += [value for series in self.seconds.values() for value in series]
         numbers += [upload.bytes for upload in self.uploads]
-        for value in numbers:
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-                raise TypeError(f"expected a number, found {value!r}")
+        for client in self.clients:
+            numbers += [client.parameters, *client.train_counts.values()]
+        for value in [*numbers, int(self.config.get("clients", 0))]:
+            if value is not None and not is_number(value):
+                raise TypeError(f"expected a number, found {clean(value, 40)}")
+        if self.result is not None:
+            self.result.check()
 
     def as_run(self) -> Run:
         """Return the run as the comparison takes it."""
@@ -172,9 +177,11 @@ def read(path: Path) -> RunRecord:
         if not record.rounds and record.result is not None:
             _from_result(record, record.result)
         record.check()
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except OSError as error:
+        raise InputError(f"{folder.events_file} cannot be read: {reason(error)}") from None
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
         raise InputError(
-            f"{path} is damaged or was not written by polyfed: {type(error).__name__}: {error}"
+            f"{path} is damaged or was not written by polyfed: {type(error).__name__}: {reason(error)}"
         ) from None
     if record.result is not None:
         record.state = "finished"
@@ -271,11 +278,11 @@ def _from_result(record: RunRecord, result: Result) -> None:
 
 def _read_clients(record: RunRecord, folder: RunFolder) -> None:
     try:
-        raw = json.loads(folder.clients_file.read_text())
+        raw = read_json(folder.clients_file)
     except FileNotFoundError:
         return  # a run of an earlier version, or of sites that do not share these counts
-    except OSError as error:
-        raise InputError(f"{folder.clients_file} cannot be read: {error.strerror}") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{folder.clients_file} cannot be read: {reason(error)}") from None
     record.class_names = [clean(name, 40) for name in raw["class_names"]]
     record.clients = [
         ClientData(

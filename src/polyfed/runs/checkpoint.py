@@ -14,6 +14,7 @@ from polyfed.core.codec import decode, encode
 from polyfed.core.ledger import Ledger
 from polyfed.core.payload import State
 from polyfed.errors import PayloadError, StateError
+from polyfed.runs import safe_files
 from polyfed.runs.atomic_files import write_atomically
 from polyfed.runs.records import RoundRecord
 from polyfed.runs.state_store import FolderStore, RemoteStates
@@ -82,13 +83,16 @@ class Checkpoints:
 
     def _read(self, path: Path) -> Checkpoint:
         try:
-            saved = decode(path.read_bytes())
+            saved = decode(safe_files.read_bytes(path))
         except OSError as error:
             raise StateError(f"{path} cannot be read: {error.strerror}") from None
-        metadata = json.loads(saved.text("facts"))
-        server = saved["server"]
-        ledger = Ledger(metadata["calls"], metadata["versions"], metadata["digests"], metadata["alive"])
-        self.store.verify(ledger.versions, ledger.digests)
-        state = dict(server) if isinstance(server, Mapping) else {}
-        history = [RoundRecord.from_dict(record) for record in metadata["history"]]
-        return Checkpoint(metadata["round"], state, ledger, history)
+        try:
+            metadata = json.loads(saved.text("facts"))
+            server = saved["server"]
+            ledger = Ledger(metadata["calls"], metadata["versions"], metadata["digests"], metadata["alive"])
+            self.store.verify(ledger.versions, ledger.digests)
+            state = dict(server) if isinstance(server, Mapping) else {}
+            history = [RoundRecord.from_dict(record) for record in metadata["history"]]
+            return Checkpoint(metadata["round"], state, ledger, history)
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise StateError(f"{path} holds no checkpoint that polyfed wrote: {error}") from None

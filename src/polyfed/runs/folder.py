@@ -16,7 +16,7 @@ from urllib.parse import quote
 import yaml
 
 from polyfed.errors import InputError, RunError
-from polyfed.runs import lock_owner
+from polyfed.runs import lock_owner, safe_files
 from polyfed.runs.atomic_files import write_atomically
 from polyfed.runs.config_text import read_yaml
 from polyfed.runs.records import Result
@@ -34,6 +34,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock: int | None = None
+        self._appended = False  # this object has written an event
 
     @property
     def config_file(self) -> Path:
@@ -90,11 +91,11 @@ class RunFolder:
     def config(self) -> dict[str, Any]:
         """Return the complete config of the run."""
         try:
-            config = read_yaml(self.config_file.read_text())
-        except FileNotFoundError:
+            config = read_yaml(safe_files.read_text(self.config_file))
+        except (FileNotFoundError, NotADirectoryError):
             raise InputError(f"{self.path} is not a run folder: it has no config.yaml") from None
-        except (OSError, yaml.YAMLError) as error:
-            raise InputError(f"{self.config_file} cannot be read: {error}") from None
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            raise InputError(f"{self.config_file} cannot be read: {safe_files.reason(error)}") from None
         if not isinstance(config, dict):
             raise InputError(f"{self.config_file} does not hold a config")
         return config
@@ -102,20 +103,20 @@ class RunFolder:
     def user_code(self) -> str:
         """Return the source of the user's models and methods that are in no other file."""
         try:
-            return self.user_code_file.read_text()
+            return safe_files.read_text(self.user_code_file)
         except FileNotFoundError:
             return ""
         except (OSError, ValueError) as error:
-            raise InputError(f"{self.user_code_file} cannot be read: {error}") from None
+            raise InputError(f"{self.user_code_file} cannot be read: {safe_files.reason(error)}") from None
 
     def result(self) -> Result | None:
         """Return the result of a finished run, or None if the run has not finished."""
         try:
-            result = json.loads(self.result_file.read_text())
+            result = safe_files.read_json(self.result_file)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, RecursionError) as error:
-            raise InputError(f"{self.result_file} cannot be read: {error}") from None
+        except (OSError, ValueError) as error:
+            raise InputError(f"{self.result_file} cannot be read: {safe_files.reason(error)}") from None
         if not isinstance(result, dict):
             raise InputError(f"{self.result_file} holds a {type(result).__name__}, expected a mapping")
         loaded = Result(result)
@@ -123,13 +124,17 @@ class RunFolder:
         return loaded
 
     def events(self) -> list[dict[str, Any]]:
-        """Return all events in order, without lines that are not JSON, such as a last line cut off by a kill."""
-        events: list[dict[str, Any]] = []
-        with contextlib.suppress(FileNotFoundError):
-            for line in self.events_file.read_text().splitlines():
-                with contextlib.suppress(json.JSONDecodeError):
-                    events.append(json.loads(line))
-        return events
+        """Return all events in order, without damaged lines, such as a last line cut off by a kill.
+
+        Raise `InputError` if the file cannot be read.
+        """
+        try:
+            lines = list(safe_files.read_lines(self.events_file))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise InputError(f"{self.events_file} cannot be read: {safe_files.reason(error)}") from None
+        return [event for line in lines if (event := safe_files.parse_event(line)) is not None]
 
     # writing
 
@@ -191,8 +196,11 @@ class RunFolder:
     def event(self, kind: str, /, **fields: Any) -> None:
         """Append an event. Write errors are ignored: a full disk must not hide the error that is being recorded."""
         line = json.dumps({"time": round(time.time(), 3), **fields, "event": kind}) + "\n"
-        with contextlib.suppress(OSError), self.events_file.open("a") as file:
-            file.write(line)
+        with contextlib.suppress(OSError), safe_files.open_for_append(self.events_file) as file:
+            if not self._appended and safe_files.ends_within_line(file):
+                line = "\n" + line  # a kill cut off the last line: keep this event out of it
+            file.write(line.encode())
+            self._appended = True
 
     # locking
 
@@ -201,8 +209,13 @@ class RunFolder:
 
         The lock ends with the process, even if it is killed.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.lock_file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            descriptor = safe_files.open_lock(self.lock_file)
+        except OSError as error:
+            raise InputError(
+                f"the run folder {self.path} cannot be written: {self.lock_file.name}: {safe_files.reason(error)}"
+            ) from None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

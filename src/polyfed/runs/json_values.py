@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+LIMIT = 1 << 63  # of integers: larger ones are no counts, and break arithmetic with floats
+
 
 def finite(value: Any) -> float | None:
     """Return a finite number as a float, and None for anything else."""
@@ -19,8 +21,13 @@ def finite(value: Any) -> float | None:
 
 
 def integer(value: Any) -> int | None:
-    """Return an integer, and None for anything else."""
-    return value if type(value) is int else None
+    """Return an integer of at most 64 bits, and None for anything else."""
+    return value if type(value) is int and abs(value) < LIMIT else None
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a float or an integer of at most 64 bits."""
+    return type(value) is float or integer(value) is not None
 
 
 def mapping(value: Any) -> Mapping[str, Any]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polyfed.errors import RunError
+from polyfed.runs import safe_files
 
 SILENCE_LIMIT = 600.0  # seconds without an event after which an owner on another machine counts as dead
 
@@ -103,7 +104,7 @@ def erase(lock: int) -> None:
 def read(lock: Path) -> LockOwner | None:
     """Return the owner recorded in a lock file, or None if there is none or the file is damaged."""
     try:
-        raw = json.loads(lock.read_bytes())
+        raw = safe_files.read_json(lock)
         owner = LockOwner(raw["pid"], raw["began"], raw["host"], raw["listens"])
     except (OSError, ValueError, KeyError, TypeError):
         return None

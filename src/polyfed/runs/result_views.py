@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from polyfed.console import format_bytes, format_duration, format_percent
 from polyfed.errors import InputError
+from polyfed.runs import safe_files
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,7 +69,7 @@ def clients_of(result: Result) -> list[ClientRecord]:
     """Return the clients of a run, in client order."""
     folder = _folder_of(result)
     try:
-        entries = json.loads(folder.clients_file.read_text())["clients"]
+        entries = safe_files.read_json(folder.clients_file)["clients"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{folder.clients_file} cannot be read: {error}") from None
     personal, common = (_by_client(result, kind, len(entries)) for kind in ("personal", "global"))

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from polyfed.core.message_header import read_header
 from polyfed.errors import StateError
+from polyfed.runs import safe_files
 from polyfed.runs.atomic_files import sync_file, sync_folder, write_atomically
 
 RELEASES = ".releases"  # suffix of the files that count releases; state files end in a number
@@ -31,7 +32,7 @@ class FolderStore:
 
     def read(self, client: str, version: int) -> bytes:
         try:
-            return self.path(client, version).read_bytes()
+            return safe_files.read_bytes(self.path(client, version))
         except OSError as error:
             raise StateError(
                 f"the state of client {client} after call {version} cannot be read in {self.folder}: {error.strerror}"

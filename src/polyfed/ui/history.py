@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.runs.records import KINDS, RoundRecord, finite, integer
+from polyfed.runs.safe_files import open_regular
 from polyfed.ui.run_summary import parse_line
 
 CHUNK = 1 << 22
@@ -33,7 +34,7 @@ class History:
             if self._file.stat().st_size < self._offset:  # another run in the same folder
                 self._offset, self._rest, self.notes, self.clients, self.evaluated = 0, b"", [], {}, None
                 self._truncate(0)
-            with self._file.open("rb") as file:
+            with open_regular(self._file) as file:
                 file.seek(self._offset)
                 while chunk := file.read(CHUNK):
                     self._offset += len(chunk)

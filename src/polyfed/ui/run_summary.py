@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from polyfed.comparison.palette import method_style
-from polyfed.runs import lock_owner
+from polyfed.runs import lock_owner, safe_files
 from polyfed.runs.config_text import read_yaml
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.lock_owner import LockOwner
@@ -178,9 +178,11 @@ def _read_ending(events: Path) -> tuple[RoundRecord | None, str, str]:
 def _events_from_end(events: Path) -> Iterator[dict[str, Any]]:
     """Yield events from the last to the first, without uploads."""
     try:
-        file = events.open("rb")
+        file = safe_files.open_regular(events)
     except FileNotFoundError:
         return
+    except OSError as error:
+        raise ValueError(f"{events.name} cannot be read: {safe_files.reason(error)}") from None
     with file:
         end = file.seek(0, os.SEEK_END)
         done, rest = 0, b""
@@ -201,11 +203,7 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
     """Parse one event. Return None for a line that is not JSON, and for uploads, which are most lines."""
     if not line or line.endswith(b'"event": "left"}'):
         return None
-    try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return event if isinstance(event, dict) else None
+    return safe_files.parse_event(line)
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -215,9 +213,9 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def _mapping(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
     try:
-        value = parse(path.read_text())
+        value = parse(safe_files.read_text(path))
     except OSError as error:
-        raise ValueError(f"{path.name} cannot be read: {error.strerror}") from None
+        raise ValueError(f"{path.name} cannot be read: {safe_files.reason(error)}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}" if mark is not None else ""

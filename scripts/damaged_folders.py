@@ -1,0 +1,49 @@
+"""Damage run folders in every way of `tests/runs/damage.py`, and run every command that reads run folders on them.
+
+Every command must end with a result or with one sentence, must not show files from outside of the run folder, and must still
+show the sound run next to the damaged one. Each case runs in a process of its own, with limits of time and memory.
+
+    python scripts/damaged_folders.py                       # all cases: about ten minutes
+    python scripts/damaged_folders.py --only 'events.jsonl' # cases whose name contains a text
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from tests.runs import damage
+from tests.runs.damaged_commands import COMMANDS, attempt, sound_runs, warm_up
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="run the cases whose name contains this text")
+    parser.add_argument("--commands", default=",".join(COMMANDS), help="commands, separated by commas")
+    chosen = parser.parse_args()
+    problems = count = 0
+    with tempfile.TemporaryDirectory() as place:
+        base = Path(place)
+        outside = base / "outside.txt"
+        finished, stopped = sound_runs(base / "sound", outside)
+        for command in chosen.commands.split(","):
+            sound = stopped if command == "resume" else finished
+            work = base / f"work-{command}"
+            warm_up(command, sound, work)
+            for case in damage.cases(sound, outside):
+                if chosen.only in case.name:
+                    count += 1
+                    problem = attempt(command, case, sound, work)
+                    if problem:
+                        problems += 1
+                        print(f"{command}: {case.name}: {problem}", flush=True)
+    print(f"{count} cases, {problems} problems")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
