@@ -21,6 +21,10 @@ MAX_VALUES = 1_000_000  # of a file, with aliases replaced by their values
 UNSET = "-"  # how tables show None; a key that is missing counts as None
 
 
+class LimitError(yaml.constructor.ConstructorError):
+    """Valid YAML that exceeds a limit. `problem` says which."""
+
+
 class _Loader(_Base):
     """A safe YAML loader that reads 1e-3 as a number and raises an error for a duplicate key."""
 
@@ -42,11 +46,22 @@ _Loader.add_implicit_resolver(
 )
 
 
+def _construct_integer(loader: _Loader, node: yaml.ScalarNode) -> int:
+    value = int(loader.construct_yaml_int(node))
+    if abs(value) >= 1 << 64:
+        raise _limit("a whole number has more than 64 bits", node.start_mark)
+    return value
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _construct_integer)
+
+
 def read_yaml(text: str) -> Any:
     """Parse YAML into plain values. A file cannot name Python types to construct. Raise `yaml.YAMLError`.
 
-    Raise it too if values are nested more than MAX_DEPTH deep, or if there are more than MAX_VALUES values once every
-    alias is replaced by its value. A file of a few hundred bytes could otherwise fill the memory.
+    Raise `LimitError`, a `YAMLError`, if a whole number has more than 64 bits, if values are nested more than
+    MAX_DEPTH deep, or if there are more than MAX_VALUES values once every alias is replaced by its value. A file of a
+    few hundred bytes could otherwise fill the memory.
     """
     try:
         _check_depth(text)
@@ -109,8 +124,8 @@ def _parts(node: yaml.Node) -> list[yaml.Node]:
     return list(node.value) if isinstance(node, yaml.SequenceNode) else []
 
 
-def _limit(problem: str, mark: Any) -> yaml.YAMLError:
-    return yaml.constructor.ConstructorError(None, None, problem, mark)
+def _limit(problem: str, mark: Any) -> LimitError:
+    return LimitError(None, None, problem, mark)
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:

@@ -5,12 +5,13 @@ Plain Python without torch or validation libraries: reports and the dashboard re
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from polyfed.runs.json_values import entries, finite, integer, is_number, mapping, square_matrix, valid_integers
+from polyfed.runs.json_values import entries, finite, integer, mapping, square_matrix, valid_integers
 from polyfed.runs.measurements import Accuracy, Metric, metrics_from_dict, metrics_to_dict
+from polyfed.runs.result_check import check_result
 from polyfed.runs.result_views import ResultViews
 
 __all__ = ["Accuracy", "KINDS", "Metric", "Result", "RoundRecord", "VERSION", "failure_summary", "finite", "integer"]
@@ -253,34 +254,7 @@ class Result(ResultViews):
 
     def check(self) -> None:
         """Raise ValueError if the values that every table shows are missing or of another type."""
-        version = self.get("version", VERSION)
-        if integer(version) is None or version > VERSION:
-            raise ValueError(f"has version {repr(version)[:40]}; this release reads version {VERSION}")
-        try:
-            numbers = [self["seed"], self.upload_bytes, self.download_bytes, self.seconds]
-            for kind in KINDS:
-                measured = self["accuracy"][kind]
-                if measured is not None:
-                    numbers += [measured["final"], measured["best"]]
-            valid = isinstance(self["method"], str) and all(map(is_number, [*numbers, *self._further_numbers()]))
-        except (KeyError, TypeError, AttributeError, ValueError, OverflowError):
-            valid = False
-        if not valid:
-            raise ValueError("holds no result that polyfed wrote")
-
-    def _further_numbers(self) -> Iterator[Any]:
-        """Yield the numbers that not every result has."""
-        yield from (self[key] for key in ("rounds",) if key in self)
-        series = [*self.get("loss", {}).values(), *self["bytes"].values(), *self["seconds"].values()]
-        for measured in (one for one in self["accuracy"].values() if one is not None):
-            series += [value for key, value in measured.items() if key != "std_over_clients"]
-        for by in self.metrics.values():
-            series += [value for one in by.values() for value in (one.by_client, one.by_round)]
-        for values in series:
-            if isinstance(values, list):
-                yield from (value for value in values if value is not None)
-        if not all(isinstance(failure, Mapping) for failure in self.get("failures", ())):
-            raise TypeError("expected failures as mappings")
+        check_result(self, VERSION)
 
 
 def failure_summary(result: Result) -> str:

@@ -16,7 +16,7 @@ import yaml
 
 from polyfed.comparison.palette import method_style
 from polyfed.runs import lock_owner, safe_files
-from polyfed.runs.config_text import read_yaml
+from polyfed.runs.config_text import LimitError, read_yaml
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.lock_owner import LockOwner
 from polyfed.runs.records import KINDS, Result, RoundRecord, finite, integer
@@ -219,7 +219,8 @@ def _mapping(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}" if mark is not None else ""
-        raise ValueError(f"{path.name} cannot be read: it is not YAML{where}") from None
+        problem = error.problem if isinstance(error, LimitError) else "it is not YAML"
+        raise ValueError(f"{path.name} cannot be read: {problem}{where}") from None
     except ValueError as error:
         raise ValueError(f"{path.name} cannot be read: {error}") from None
     if not isinstance(value, dict):
