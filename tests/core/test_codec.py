@@ -38,6 +38,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 NAMES = st.text("abcxyz._-é ", min_size=1, max_size=6)
+ANY_NAMES = st.text(st.characters(exclude_characters="/#", exclude_categories=["Cs"]), min_size=1)
 SHAPES = st.lists(st.integers(0, 4), max_size=4)
 
 
@@ -80,6 +81,17 @@ def test_round_trip(payload: dict[str, Any]) -> None:
     assert seen.sizes() == frame.fields
     assert frame.overhead + sum(frame.fields.values()) == len(frame.data)
     assert encode(back).data == frame.data
+
+
+@settings(max_examples=100)
+@given(
+    st.dictionaries(st.text(st.characters(exclude_characters="/#", exclude_categories=["Cs"]), min_size=1), tensors())
+)
+def test_tensors_are_a_safetensors_file(payload: dict[str, Tensor]) -> None:
+    """Byte by byte what safetensors writes, so that digests do not depend on who wrote a frame."""
+    data = encode(payload).data
+    start = 44 + int.from_bytes(data[36:44], "little")
+    assert data[start:] == safetensors.torch.save({name: t.contiguous() for name, t in payload.items()})
 
 
 def test_views_of_one_tensor_are_decoded_separately() -> None:
@@ -251,6 +263,23 @@ ROW = {"t#values": torch.zeros(1, 2)}
 def test_forged_frames_are_refused(frame: bytes, message: str) -> None:
     with pytest.raises(PayloadError, match=message):
         decode(frame)
+
+
+@pytest.mark.parametrize("offsets", [[4, 8], [0, 4], [-4, 0], ["0", 4], []])
+def test_tensors_that_overlap_or_leave_gaps_are_refused(offsets: list[Any]) -> None:
+    text = json.dumps(heads()).encode()
+    entries = {
+        "x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},
+        "y": {"dtype": "F32", "shape": [1], "data_offsets": offsets},
+    }
+    entry = json.dumps(entries).encode()
+    body = len(text).to_bytes(8, "little") + text + len(entry).to_bytes(8, "little") + entry + bytes(8)
+    frame = MAGIC + hashlib.sha256(body).digest() + body
+    if offsets == [4, 8]:
+        assert decode(frame).keys() == {"x", "y"}
+    else:
+        with pytest.raises(PayloadError, match="malformed"):
+            decode(frame)
 
 
 def test_names_that_occur_twice_are_found_in_linear_time() -> None:

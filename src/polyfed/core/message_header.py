@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -44,6 +44,7 @@ class TensorHeader:
 
     dtype: str
     shape: tuple[int, ...]
+    offset: int = field(default=0, compare=False, repr=False)  # of its first byte, from the first tensor's
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class MessageHeader:
     tables: dict[str, tuple[tuple[int, ...], bool]]  # path -> (classes, has counts)
     scalars: dict[str, Scalar]
     empty: tuple[str, ...]  # paths of mappings without entries
+    data_start: int = 0  # of the tensors in the frame
 
     def joined(self, other: MessageHeader) -> MessageHeader:
         """Return the header of this and another frame together, as one message."""
@@ -104,7 +106,7 @@ def read_header(data: bytes, *, limit: int | None = None) -> MessageHeader:
         tensor_end = _header_end(data, head_end)
         entries = json.loads(data[head_end + 8 : tensor_end])
         tensors = {
-            path: TensorHeader(str(item["dtype"]), _shape(item["shape"]))
+            path: TensorHeader(str(item["dtype"]), _shape(item["shape"]), _natural(item["data_offsets"][0]))
             for path, item in entries.items()
             if path != "__metadata__"
         }
@@ -114,15 +116,19 @@ def read_header(data: bytes, *, limit: int | None = None) -> MessageHeader:
         }
         scalars: dict[str, Scalar] = dict(head["scalars"].items())
         empty = tuple(str(path) for path in head["empty"])
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise PayloadError(f"the message is malformed: {str(error)[:200]}") from None
     unknown = {item.dtype for item in tensors.values()} - set(TYPES)
     if unknown:
         raise PayloadError(f"the message holds numbers of type {unknown.pop()[:40]}; allowed are {', '.join(TYPES)}")
-    size = sum(math.prod(item.shape) * TYPES[item.dtype] for item in tensors.values())
+    size = 0
+    for item in sorted(tensors.values(), key=lambda item: (item.offset, math.prod(item.shape))):
+        if item.offset != size:
+            raise PayloadError("the message is malformed: its tensors overlap or leave gaps")
+        size += math.prod(item.shape) * TYPES[item.dtype]
     if size != len(data) - tensor_end:
         raise PayloadError(f"the message announces {size:,} bytes of tensors and holds {len(data) - tensor_end:,}")
-    header = MessageHeader(tensors, tables, scalars, empty)
+    header = MessageHeader(tensors, tables, scalars, empty, tensor_end)
     _check_paths(header)
     return header
 

@@ -18,7 +18,7 @@ from polyfed.core.histograms import counts, edges_for
 from polyfed.core.method import Outgoing
 from polyfed.core.payload import Value, Weights
 from polyfed.core.server import Server
-from polyfed.models.slicing import Cut, OwnerMean, Rule, coverage, only_rows, prefix, select
+from polyfed.models.slicing import Cut, OwnerMean, Rule, coverage, only_rows, prefix
 
 
 def initial_weights(server: Server) -> Weights:
@@ -106,15 +106,8 @@ class UpdateAggregator:
             statistics = frozenset(server.family.name(spec, name) for name in statistics)
         if rows is not None:
             weights, cut = only_rows(weights, cut, *rows)
-        change: Weights = {}
-        for name, new in weights.items():
-            if not new.is_floating_point():
-                change[name] = new
-                continue
-            change[name] = new.double().sub_(select(self._model[name], cut[name]))
-            if times != 1.0 and name not in statistics:
-                change[name].mul_(times)
-        self._mean.add(change, cut, weight)
+        factors = {} if times == 1.0 else {name: times for name in weights if name not in statistics}
+        self._mean.add(weights, cut, weight, minus=self._model, times=factors)
 
     def add_change(self, client: str, change: Weights, weight: float = 1.0) -> None:
         """Add a change that the client computed itself, with the layout of the model."""
@@ -124,13 +117,7 @@ class UpdateAggregator:
 
     def mean(self) -> Update:
         """Return sum_k w_k (theta_k - theta) / sum_k w_k over the clients that have each position."""
-        weight = self._mean.weights()
-        zeros = {
-            name: torch.zeros_like(old, dtype=torch.float64) if old.is_floating_point() else old
-            for name, old in self._model.items()
-            if name in weight
-        }
-        return Update(self._mean.mean(zeros), weight)
+        return Update(self._mean.mean_difference(), self._mean.weights())
 
 
 def update_histograms(server: Server, update: Update, change: Weights) -> dict[str, Tensor]:

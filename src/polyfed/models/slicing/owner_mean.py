@@ -10,6 +10,8 @@ from torch import Tensor
 from polyfed.errors import InputError, nearest
 from polyfed.models.slicing.index import Cut, Index, region
 
+BLOCK = 1 << 16  # numbers that are added at a time
+
 
 class _TotalWeight:
     """Total weight at each position of one tensor.
@@ -46,8 +48,20 @@ class OwnerMean:
         self._totals: dict[str, Tensor] = {}  # weighted sums; maxima for integers
         self._weights: dict[str, _TotalWeight] = {}
 
-    def add(self, weights: Mapping[str, Tensor], cut: Cut, weight: float = 1.0) -> None:
-        """Add all or some of the tensors of one sub-model. Tensors that it did not train may be left out."""
+    def add(
+        self,
+        weights: Mapping[str, Tensor],
+        cut: Cut,
+        weight: float = 1.0,
+        *,
+        minus: Mapping[str, Tensor] | None = None,
+        times: Mapping[str, float] | None = None,
+    ) -> None:
+        """Add all or some of the tensors of one sub-model. Tensors that it did not train may be left out.
+
+        `minus` holds tensors of the big model, whose values at the same positions are subtracted first. `times` are
+        factors of some of the tensors. Both apply to floats only.
+        """
         for name, part in weights.items():
             _check(name, part, cut, self._like)
         for name, part in weights.items():
@@ -58,7 +72,10 @@ class OwnerMean:
             # Indexing with vectors returns a copy, which is written back below; indexing with slices returns a view.
             total, copied = self._totals[name][subscript], any(positions is not None for positions in cut[name])
             if like.is_floating_point():
-                total += value.double() * weight
+                less = None if minus is None else minus[name].detach()
+                if less is not None and copied:
+                    less = less[subscript]
+                _add_scaled(total, value, less, 1.0 if times is None else times.get(name, 1.0), weight)
             else:
                 total.copy_(torch.maximum(total, value))
             if copied:
@@ -66,16 +83,27 @@ class OwnerMean:
             self._weights[name].add(cut[name], weight)
 
     def mean(self, otherwise: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the mean at positions with owners, and the unchanged values of `otherwise` at all others.
-
-        Pass the old weights as `otherwise`, or zeros if the inputs are differences. A tensor without any owner is
-        returned as the same object, not as a copy.
-        """
+        """Return the mean at positions with owners, and the unchanged values of `otherwise`, the old weights, at all
+        others. A tensor without any owner is returned as the same object, not as a copy."""
         means = dict(otherwise)
         for name, total in self._totals.items():
             weight, old = self._weights[name].total, otherwise[name].detach()
             value = (total / weight).to(old.dtype) if old.is_floating_point() else total
-            means[name] = torch.where(weight > 0, value, old)
+            means[name] = value if bool((weight > 0).all()) else torch.where(weight > 0, value, old)
+        return means
+
+    def mean_difference(self) -> dict[str, Tensor]:
+        """Return the mean in double precision at positions with owners, and 0 at all others, for sums of differences.
+
+        Integers are not differences: positions without owners keep their values.
+        """
+        means: dict[str, Tensor] = {}
+        for name, total in self._totals.items():
+            weight, old = self._weights[name].total, self._like[name].detach()
+            owned = weight > 0
+            value = total / weight if old.is_floating_point() else total
+            other = torch.zeros((), dtype=torch.float64) if old.is_floating_point() else old
+            means[name] = value if bool(owned.all()) else torch.where(owned, value, other.to(value.device))
         return means
 
     def result(self, old: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -101,6 +129,28 @@ def coverage(like: Mapping[str, Tensor], cuts: Iterable[tuple[Cut, float]]) -> d
                 raise InputError(f"The big model has no tensor '{name}': {nearest(name, like)}.")
             weights[name].add(index, weight)
     return {name: weight.total.expand(like[name].shape) for name, weight in weights.items()}
+
+
+def _add_scaled(total: Tensor, value: Tensor, minus: Tensor | None, times: float, weight: float) -> None:
+    """Add `(value - minus) * times * weight` to a total, in double precision.
+
+    Large tensors are added block by block, so that intermediate values stay in the processor's cache.
+    """
+    operands = [total, value] if minus is None else [total, value, minus]
+    if total.is_cpu and total.numel() > BLOCK and all(tensor.is_contiguous() for tensor in operands):
+        parts = [torch.split(tensor.view(-1), BLOCK) for tensor in operands]
+        buffer = torch.empty(BLOCK, dtype=torch.float64)
+    else:
+        parts = [(tensor,) for tensor in operands]
+        buffer = None
+    for part in zip(*parts, strict=True):
+        term = part[1].double() if buffer is None else buffer[: part[1].numel()].copy_(part[1])
+        if minus is not None:
+            term = term - part[2] if buffer is None else term.sub_(part[2])
+        for factor in (times, weight):
+            if factor != 1.0:
+                term = term * factor if buffer is None else term.mul_(factor)
+        part[0].add_(term)
 
 
 def _empty(like: Tensor) -> Tensor:
