@@ -38,7 +38,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Observer
     observer = Observer()
     folder = tmp_path_factory.mktemp("runs") / "one"
     data = {"limit": 200, "partition": {"scheme": "iid"}}
-    return polyfed.run("quickstart", data=data, out=folder, observers=[observer], **SETTINGS), observer
+    asked = {"metrics": ["macro_f1"]}
+    return polyfed.run(
+        "quickstart", data=data, evaluate=asked, out=folder, observers=[observer], **SETTINGS
+    ), observer
 
 
 def test_a_loaded_result_is_the_same_object(finished: tuple[Result, Observer]) -> None:
@@ -56,7 +59,9 @@ def test_it_prints_as_a_table(finished: tuple[Result, Observer]) -> None:
     result, _ = finished
     title, *rows = repr(result).splitlines()
     assert title == "fedproto on digits, 2 rounds, seed 0"
-    assert [row.split("  ")[1] for row in rows] == ["personal accuracy", "global accuracy", "sent", "time", "folder"]
+    measured = ["personal accuracy", "global accuracy", "personal macro f1", "global macro f1"]
+    assert [row.split("  ")[1] for row in rows] == [*measured, "sent", "time", "folder"]
+    assert f"{100 * result.metrics['global']['macro_f1'].final:.2f} %" in rows[3]
     final = result["accuracy"]["personal"]["final"]
     assert f"{100 * final:.2f} %" in rows[0]
     page = result._repr_html_()
@@ -73,6 +78,7 @@ def test_clients_and_data_frames(finished: tuple[Result, Observer]) -> None:
     assert [client.global_accuracy for client in result.clients] == result["accuracy"]["global"]["by_client"]
     rounds = result.to_pandas()
     assert rounds["personal"].tolist() == result["accuracy"]["personal"]["by_round"]
+    assert rounds["global macro_f1"].tolist() == result["metrics"]["global"]["macro_f1"]["by_round"]
     assert rounds.index.tolist() == [1, 2]
     assert result.to_pandas("clients").loc["1", "model"] == "tiny-resnet"
     with pytest.raises(InputError, match="there is no table 'losses'"):

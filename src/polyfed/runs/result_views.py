@@ -108,6 +108,8 @@ def data_frame(result: Result, table: str) -> pd.DataFrame:
     for kind, measured in result.accuracy.items():
         if measured is not None:
             columns[kind] = list(measured.by_round)
+    for kind, by_name in result.metrics.items():
+        columns |= {f"{kind} {name}": list(metric.by_round) for name, metric in by_name.items()}
     columns |= {
         "loss": list(result.loss_by_round),
         "upload_bytes": list(result.upload_bytes_by_round),
@@ -145,6 +147,11 @@ def _rows(result: Result) -> list[tuple[str, str]]:
         if measured is not None:
             value = f"{format_percent(measured.final)} (best {format_percent(measured.best)})"
             rows.append((f"{kind} accuracy", value))
+    for kind in ("personal", "global"):  # not further ways to predict, which the folder has
+        for name, metric in result.metrics.get(kind, {}).items():
+            if metric.by_client and metric.final is not None:  # not the summaries that every run has
+                shown = f"{metric.final:.3f} nats" if name == "log_loss" else format_percent(metric.final)
+                rows.append((f"{kind} {name.replace('_', ' ')}", shown))
     rows.append(("sent", f"{format_bytes(result.upload_bytes)} up, {format_bytes(result.download_bytes)} down"))
     rows.append(("time", format_duration(result.seconds)))
     if result.failures:
