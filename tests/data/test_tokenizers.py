@@ -16,14 +16,16 @@ from tokenizers.pre_tokenizers import Whitespace
 import polyfed
 from polyfed.cli.app import main
 from polyfed.data import text_tokens
+from polyfed.data.dataset import Format
 from polyfed.errors import InputError
 
 WORDS = {"[UNK]": 0, "good": 1, "bad": 2, "film": 3}
 
 
 @pytest.fixture
-def reviews(tmp_path: Path) -> Path:
+def reviews(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with texts and a tokenizer that knows three words and pads to nine tokens by itself."""
+    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))  # a dataset in the cache needs no tokenizer
     rows = [f"{'good' if k % 2 else 'bad'} film number {k},{'yes' if k % 2 else 'no'}" for k in range(40)]
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "train.csv").write_text("text,label\n" + "\n".join(rows) + "\n")
@@ -54,7 +56,7 @@ def settings(folder: Path, **data: Any) -> dict[str, Any]:
 
 
 def test_tokens_are_those_of_the_tokenizer(reviews: Path) -> None:
-    how = polyfed.data.dataset.Format(text_length=6, tokenizer=str(reviews / "tokenizer.json"))
+    how = Format(text_length=6, tokenizer=str(reviews / "tokenizer.json"))
     data = polyfed.data.load("reviews", root=reviews / "data", how=how)
     # ids of the file plus one, because 0 is padding: bad film [UNK] [UNK] -> 3 4 1 1
     assert data.train.inputs[0].tolist() == [3, 4, 1, 1, 0, 0]
