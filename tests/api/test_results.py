@@ -61,7 +61,8 @@ def test_it_prints_as_a_table(finished: tuple[Result, Observer]) -> None:
     assert title == "fedproto on digits, 2 rounds, seed 0"
     measured = ["personal accuracy", "global accuracy", "personal macro f1", "global macro f1"]
     assert [row.split("  ")[1] for row in rows] == [*measured, "sent", "time", "folder"]
-    assert f"{100 * result.metrics['global']['macro_f1'].final:.2f} %" in rows[3]
+    score = result["metrics"]["global"]["macro_f1"]["final"]
+    assert f"{100 * score:.2f} %" in rows[3]
     final = result["accuracy"]["personal"]["final"]
     assert f"{100 * final:.2f} %" in rows[0]
     page = result._repr_html_()
