@@ -417,6 +417,15 @@ def test_runs_that_differ_in_the_splitting_alone_are_not_averaged(tmp_path: Path
     ]
 
 
+def test_a_key_that_an_earlier_release_did_not_have_counts_as_off(tmp_path: Path) -> None:
+    configs: list[dict[str, Any]] = [{}, {"evaluate": {"new": False}}, {"evaluate": {"new": True}}]
+    for number, config in enumerate(configs):
+        write(tmp_path / str(number), result("local", number, 0.5), {"method": {"name": "local"}, **config})
+    rows = compare([tmp_path]).rows
+    assert [row.runs for row in rows] == [1, 1, 1]  # one of them differs, so all have the column
+    assert compare([tmp_path / "0", tmp_path / "1"]).rows[0].runs == 2
+
+
 def test_a_method_that_predicts_by_prototype_has_a_second_row_for_its_heads() -> None:
     by_head = {"final": 0.75, "by_round": [0.5, None, 0.75]}
     run = result("fedproto", 0, 0.5)

@@ -11,6 +11,7 @@ MAX_COLUMNS = 3  # more settings that differ are shown as one column of numbers
 NUMBERED = "setting"
 NO_FILTER = "none"  # value of the key
 SPLITTING = "splitting"
+OFF = ("false", "none", "[]")  # a key that earlier releases did not have has such a value if it is not used
 ALGORITHM = ("method", SPLITTING, FILTER)
 
 Groups = dict[tuple[str, ...], list[Run]]
@@ -72,7 +73,10 @@ def _differing(members: Sequence[Run]) -> set[str]:
     """Return the settings in which some runs differ. Results without a config are not compared."""
     settings = [run.settings() for run in members if run.config]
     differing = {
-        key for one in settings for key in one if any(other.get(key, UNSET) != one[key] for other in settings)
+        key
+        for one in settings
+        for key, value in one.items()
+        if any(other.get(key, value if value in OFF else UNSET) != value for other in settings)
     }
     if FILTER in differing:  # options of one filter say nothing about another
         differing = {key for key in differing if not key.startswith(f"{FILTER}.")}
