@@ -27,7 +27,9 @@ def bench(
     results = []
     for result in benchmarks.run(name):
         results.append(result)
-        if not json:
+        if not json and "report" in result:
+            print_text(result["report"])
+        elif not json:
             for figure, number in result["figures"].items():
                 print_text(f"{result['name']}  {figure}  {number:g}")
     if json:
