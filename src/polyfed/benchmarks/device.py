@@ -19,7 +19,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-import polyfed
 from polyfed import api
 from polyfed.benchmarks.device_record import DeviceRecord, write_record
 from polyfed.benchmarks.synthetic import images
@@ -28,6 +27,7 @@ from polyfed.config.sections import EngineConfig
 from polyfed.core import rng
 from polyfed.core.rounds import one_torch_thread
 from polyfed.data.dataset import Dataset
+from polyfed.experiment import versions
 from polyfed.machine import available_cores
 from polyfed.models import ModelSpec, build
 from polyfed.models.training_cost import training_cost
@@ -110,12 +110,12 @@ def report(device: torch.device, identical: bool, synchronisations: float | None
         counted = f"cannot be counted on {device.type}"
     else:
         counted = f"{synchronisations:g} per training step (0 is right)"
+    used = ", ".join(f"{name} {version}" for name, version in versions().items())
     workers = " and ".join(str(number) for number in WORKERS)
     lines = [
         "polyfed bench device",
         f"  device             {device_name(device)}" + (" (no GPU is used)" if device.type == "cpu" else ""),
-        f"  versions           polyfed {polyfed.__version__}, torch {torch.__version__}, CUDA {torch.version.cuda}, "
-        f"Python {platform.python_version()}, {platform.system()} {platform.release()}",
+        f"  versions           {used}, CUDA {torch.version.cuda}",
         f"  results            {'bit-identical' if identical else 'DIFFERENT'} with {workers} workers",
         f"  synchronisations   {counted}",
         f"  round              {figures['round_seconds']:g} s, {figures['round_over_bare_loop']:.2f} of a bare loop",
@@ -171,8 +171,7 @@ def _training(device: torch.device, load: _Load) -> _Training:
         cost = training_cost(spec, IMAGE, CLASSES)
         with rng.seeded(0, "benchmark", load.model):
             model = build(spec, shape=IMAGE, classes=CLASSES)
-            x, y = torch.rand(load.batch, *IMAGE), torch.arange(load.batch) % CLASSES
-        seconds = _loop_seconds([(model.to(device), x.to(device), y.to(device))], load.steps)
+        seconds = _loop_seconds([(model.to(device), *_batch(load.batch, IMAGE, device))], load.steps)
     per_second = load.steps / seconds
     return _Training(
         per_second * load.batch * cost.training_flops / 1e12,
@@ -188,9 +187,14 @@ def _bare_round_seconds(device: torch.device) -> float:
     with one_torch_thread(), rng.seeded(0, "benchmark", "bare"):
         for name in ("tiny-cnn", "tiny-resnet", "tiny-mobile", "tiny-mlp"):
             model = build(ModelSpec(name), shape=shape, classes=CLASSES).to(device)
-            x, y = torch.rand(BATCH_OF_PAPERS, *shape), torch.arange(BATCH_OF_PAPERS) % CLASSES
-            tasks.append((model, x.to(device), y.to(device)))
+            tasks.append((model, *_batch(BATCH_OF_PAPERS, shape, device)))
         return statistics.median(_loop_seconds(tasks, steps) for _ in range(ROUNDS - 1))
+
+
+def _batch(size: int, shape: tuple[int, ...], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return random images and labels on a device."""
+    x = torch.rand(size, *shape, generator=rng.generator(0, "benchmark", "images"))
+    return x.to(device), (torch.arange(size) % CLASSES).to(device)
 
 
 def _loop_seconds(tasks: Sequence[tuple[torch.nn.Module, torch.Tensor, torch.Tensor]], steps: int) -> float:
