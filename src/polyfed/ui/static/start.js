@@ -1,6 +1,6 @@
 // The form that starts a run: a preset, a name and overrides. The server checks them before it starts the run.
 
-import { button, el, refill, scrollable } from "./format.js";
+import { button, el, scrollable } from "./format.js";
 
 const INTERVAL = 700; // milliseconds between two questions whether the run has started
 
@@ -47,7 +47,8 @@ export class StartForm {
     const answer = await this.callbacks.presets();
     if (answer.error) return this.fail(answer.error);
     this.known = new Map(answer.presets.map(({ name, description }) => [name, description]));
-    refill(this.preset, [...this.known.keys()].map((name) => [name, name]), "quickstart");
+    this.preset.append(...grouped([...this.known.keys()]));
+    this.preset.value = "quickstart";
     this.describe();
   }
 
@@ -112,6 +113,14 @@ export class StartForm {
     this.overrides.removeAttribute("aria-invalid");
     this.report.replaceChildren();
   }
+}
+
+/** Return the options of a select. Presets of one folder are a group. */
+function grouped(names) {
+  const folder = (name) => name.slice(0, Math.max(0, name.lastIndexOf("/")));
+  const options = (group) => names.filter((name) => folder(name) === group).map((name) => el("option", { value: name }, name));
+  const groups = [...new Set(names.map(folder))].filter(Boolean);
+  return [...options(""), ...groups.map((group) => el("optgroup", { label: group }, ...options(group)))];
 }
 
 function sentence(text) {
