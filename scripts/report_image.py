@@ -1,7 +1,7 @@
 """Make the picture of a report in the README: `python scripts/report_image.py RUNS`.
 
-RUNS is a folder of runs, such as the one that `polyfed sweep demo method=local,fedproto,fedlatent --seeds 0,1,2`
-writes. The script needs Chromium, and uses the font Inter if it is installed (Debian: fonts-inter).
+RUNS is a folder of runs: runs/demo, which `make run` writes. The script needs Chromium, and uses the font Inter if it
+is installed (Debian: fonts-inter).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("runs", type=Path, help="folder of runs")
     parser.add_argument("--out", type=Path, default=OUT, help="PNG file to write")
     parser.add_argument("--width", type=int, default=1400, help="width in pixels")
-    parser.add_argument("--height", type=int, default=1040, help="height in pixels, from the top of the page")
+    parser.add_argument("--height", type=int, default=1145, help="height in pixels, from the top of the page")
     parser.add_argument("--dark", action="store_true", help="use the dark theme")
     arguments = parser.parse_args()
     screenshot(arguments.runs, arguments.out, (arguments.width, arguments.height), dark=arguments.dark)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ROW = 0.28  # inches of a bar
+LINE = 8.5  # points that a line of text needs
 MAX_NUMBERED = 26  # rows of a heat map whose cells hold numbers
 MAX_NUMBERED_COLUMNS = 7
 
@@ -171,7 +172,11 @@ def gain_by_client(records: Sequence[RunRecord], options: Options) -> FigureSpec
         axes.tick_params(length=0)
         label_positions(axes, names, axis="x", room=2.0)
         axes.xaxis.tick_top()
-        label_positions(axes, [name for name, _ in lines], axis="y", room=height)
+        headings = [place for place, (_, values) in enumerate(lines) if not values]
+        if headings and 72 * height / len(lines) < LINE:  # no room for names of clients
+            axes.set_yticks(headings, [lines[place][0] for place in headings])
+        else:
+            label_positions(axes, [name for name, _ in lines], axis="y", room=height)
         bar = figure.colorbar(image, ax=axes, location="bottom", shrink=0.7, aspect=30, pad=0.03)
         bar.outline.set_visible(False)
         bar.ax.tick_params(length=0)

@@ -49,7 +49,7 @@ class FigureRenderer:
         self.groups = group_runs(records, by)
         self.settings = by_setting(self.groups)
         self._options = Options(by=by, baseline=baseline or "local")
-        self._has_baseline = baseline is not None
+        self.baseline = baseline
         self._count = 0
         measured = {kind for record in records for kind in record.accuracy}
         self.measures = [kind for kind in ("global", "personal") if kind in measured]  # the more telling one first
@@ -87,7 +87,7 @@ class FigureRenderer:
         if len(self.groups) < 2 or not self.measures:
             return figures
         options = [replace(self._options, measure=measure) for measure in self.measures]
-        if self._has_baseline:
+        if self.baseline is not None:
             figures += self._try("gain", self.records, options[0])
         return figures + [figure for one in options for figure in self._try("methods", self.records, one)]
 
@@ -100,7 +100,7 @@ class FigureRenderer:
     def clients(self, records: Sequence[RunRecord]) -> list[RenderedFigure]:
         """Draw gains and accuracies of single clients."""
         figures: list[RenderedFigure] = []
-        if self._has_baseline:
+        if self.baseline is not None:
             for measure in self.measures:
                 figures += self._try("client-gain", records, replace(self._options, measure=measure))
         if not figures:

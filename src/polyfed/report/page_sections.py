@@ -108,8 +108,8 @@ def _by_setting(renderer: FigureRenderer) -> list[Section]:
         records = [record for group in groups for record in group.records]
         section = Section(f"setting-{number}", setting[:1].upper() + setting[1:] if setting else "Other runs")
         finished = [record.as_run() for record in records if record.state == "finished"]
-        if finished:
-            sentence = conclusion(compare_runs(finished))
+        if any(run.result.method == renderer.baseline for run in finished):
+            sentence = conclusion(compare_runs(finished, baseline=renderer.baseline))
             section.text += [sentence] if sentence else []
         section.figures = renderer.learning(records) + renderer.clients(records) + renderer.costs(records)
         sections.append(section)
