@@ -107,8 +107,8 @@ def compare(
 
     Examples:
         >>> table = polyfed.compare(["runs/local", "runs/digits"])
-        >>> table.baseline, [row.group["method"] for row in table.rows]
-        ('local', ['fedproto', 'local'])
+        >>> table.baseline
+        'local'
         >>> markdown = table.to("md")
     """
     runs, skipped = load_runs(sources)
