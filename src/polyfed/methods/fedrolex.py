@@ -25,7 +25,8 @@ class FedRolex(HeteroFL):
     have equal weights; the released code also offers weights by width or by number of updates.
 
     A client is measured with its window of the last round. The accuracy "by server model" is that of the whole model,
-    which the paper reports and which is far better: a narrow window is not trained to work without the rest.
+    which the paper reports. If label distributions are similar, it is far better than narrow windows, which are not
+    trained to work without the rest.
     """
 
     verdict = "Trains a large server model with small clients; judge it by the whole model, not by the windows."
