@@ -31,8 +31,8 @@ ROOMS: dict[str, Room] = {
     "__main__": _room("`python -m polyfed`", "cli"),
     "cli": _room(
         "the commands, one module each",
-        "__init__ api attack benchmarks catalogue comparison config console core data deploy engines federation machine "
-        "models plugins progress report runs trained ui",
+        "__init__ api attack benchmarks catalogue comparison config console core data deploy devices engines federation "
+        "machine models plugins progress report runs trained ui",
     ),
     "benchmarks": _room(
         "measurements of time and memory, as ratios within one run",
@@ -62,24 +62,26 @@ ROOMS: dict[str, Room] = {
     "progress": _room("progress bars of runs, in terminals and notebooks", "config console runs"),
     "experiment": _room(
         "the loop over rounds, with checkpoints, events and results",
-        "__init__ config core engines federation guards runs",
+        "__init__ config core federation guards runs",
     ),
     "federation": _room(
         "from a config to clients with models and data",
-        "analysis catalogue config core data engines guards machine models runs training",
+        "analysis catalogue config core data devices engines guards machine models runs training",
     ),
     "trackers": _room("TensorBoard, MLflow and Weights & Biases", "config runs"),
     "ui": _room("the live dashboard, from run folders", "analysis comparison config report runs"),
     "report": _room("figures, tables and the HTML report, from run folders", "__init__ analysis comparison runs"),
     "comparison": _room("means, standard deviations and tables over runs", "runs"),
-    "config": _room("config keys, presets, overrides and sweeps", "catalogue core data models plugins runs"),
+    "config": _room("config keys, presets, overrides and sweeps", "catalogue core data devices models plugins runs"),
     "catalogue": _room("which methods and filters exist, and how to make them", "core option_checks plugins"),
     "methods": _room("one file or folder per method", "core data models training"),
     "filters": _room("steps between a server's update and its model, such as InCo", "core models"),
-    "engines": _room("serial, pool, Ray and Flower: run a call on clients", "core machine"),
+    "engines": _room("serial, pool, Ray and Flower: run a call on clients", "core devices machine"),
     "guards": _room("differential privacy for what clients upload", "core"),
     "runs": _room("the run folder: config, events, checkpoints, results", "console core"),
-    "core": _room("Method, Client, Server, Cohort, messages, random streams", "models option_checks training"),
+    "core": _room(
+        "Method, Client, Server, Cohort, messages, random streams", "devices models option_checks training"
+    ),
     "analysis": _room("measures of what models learned: CKA, t-SNE"),
     "models": _room("the model zoo, groups, and slicing into sub-models", "plugins"),
     "training": _room("the local training loop, losses and evaluation"),
@@ -87,6 +89,7 @@ ROOMS: dict[str, Room] = {
     "plugins": _room("entry points of installed packages"),
     "console": _room("text for people: consoles, messages, numbers with units"),
     "machine": _room("cores and memory of this machine"),
+    "devices": _room("kinds of devices that models train on: CPU, CUDA and MPS"),
     "option_checks": _room("checks of options of methods and filters: names, types, bounds"),
     "errors": _room("errors that users meet, each one sentence"),
 }

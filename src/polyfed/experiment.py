@@ -1,7 +1,4 @@
-"""Experiments: a run from its config to `result.json`, with its folder, checkpoints, observers and signals.
-
-The rounds themselves are in `core.rounds`.
-"""
+"""Experiments: a run from its config to `result.json`. The rounds themselves are in `core.rounds`."""
 
 from __future__ import annotations
 
@@ -23,11 +20,11 @@ from polyfed.config import Config, size_in_bytes
 from polyfed.core.door import Door, TooFewRepliesError
 from polyfed.core.engine import Call, Engine
 from polyfed.core.rounds import RoundLoop, RoundResult, one_torch_thread
-from polyfed.engines import ray_cluster
 from polyfed.errors import PolyfedError, RunError
 from polyfed.federation import analysis_probes, round_metrics
 from polyfed.federation.engine_factory import make_engine
 from polyfed.federation.failure_policy import FailurePolicy
+from polyfed.federation.placement import main_place, recorded_device
 from polyfed.federation.server_federation import ServerFederation
 from polyfed.federation.simulation import SimulatedFederation
 from polyfed.federation.summary import summary
@@ -68,9 +65,8 @@ class Experiment:
 
     def __post_init__(self) -> None:
         self.config = self.federation.config
+        self.federation.place = main_place(self.config)
         self.roster = self.federation.profiles()
-        if self.config.engine.name == "ray":
-            ray_cluster.installed()
         with one_torch_thread():
             self.server = self.federation.check(self.roster)
         self._stop = False
@@ -154,7 +150,8 @@ class Experiment:
             self.folder.event("started", rounds=self.config.rounds, clients=self.config.clients)
             self._note(*self.federation.notes, *round_metrics.notes(self.config.evaluate, self.federation.method))
         else:
-            self.server.state, door.ledger, history = last.server, last.ledger, last.history
+            state = self.server.place.state(last.server)
+            self.server.state, door.ledger, history = state, last.ledger, last.history
             door.checkpoint_versions = [*older, dict(last.ledger.versions)]
             self.folder.event("resumed", round=last.round)
         checkpoints.store.keep_only(door.checkpoint_versions)
@@ -224,7 +221,7 @@ class Experiment:
             server_state=self.server.state,
             digests=door.ledger.digests,
             other_memory=engine.peak_memory(),
-            versions={**versions(), "code": self._recorded_code()},
+            versions={**versions(), **recorded_device(self.federation.place), "code": self._recorded_code()},
             source=self.federation.source,
             guard=self.federation.guard,
         )

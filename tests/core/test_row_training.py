@@ -51,7 +51,7 @@ def test_a_last_batch_of_one_is_left_out_for_batchnorm_only() -> None:
     for module, samples in ((norm, 4), (plain, 5)):
         done = fit_rows(
             [module],
-            lambda v, c, m=module: m(v).sum(),  # type: ignore[misc]
+            lambda v, c, m=module: m(v).sum(),
             tables([5]),
             TrainSettings(batch_size=2),
             rng.generator("s"),

@@ -13,6 +13,7 @@ import pytest
 
 from polyfed.core.codec import decode, encode
 from polyfed.core.engine import Answer, Call, Task
+from polyfed.devices import DeviceChoice
 from polyfed.engines import fork_server
 from polyfed.engines.pool import PoolEngine
 from polyfed.errors import RunError
@@ -21,15 +22,20 @@ HOST_FACTORY = "echo_host:make"
 ECHO = '''
 import os, signal, time
 from polyfed.core.codec import decode, encode
-from polyfed.core.engine import Answer
+from polyfed.core.engine import Answer, Failure
 
 class Echo:
     """Returns what it received, after it did what the orders say."""
     def __init__(self, description):
         self.folder = description["folder"]
 
-    def handle(self, call, task, shared):
+    def free_device(self):
+        open(os.path.join(self.folder, f"freed-{os.getpid()}"), "w").close()
+
+    def handle(self, call, task, shared, alone):
         orders = dict(decode(task.own)) if task.own else {}
+        if orders.get("large") and not alone:
+            return Answer(task.client, failure=Failure("memory", "too large"))
         if orders.get("sleep"):
             time.sleep(orders["sleep"])
         mark = os.path.join(self.folder, f"died-{task.client}")
@@ -68,7 +74,7 @@ def start(tmp_path: Path) -> Iterator[Any]:
 
     def pool(workers: int = 2, **more: Any) -> PoolEngine:
         description: Mapping[str, Any] = {"folder": str(tmp_path), **more.pop("description", {})}
-        pools.append(PoolEngine(HOST_FACTORY, description, workers, **more))
+        pools.append(PoolEngine(HOST_FACTORY, description, [DeviceChoice()] * workers, **more))
         return pools[-1]
 
     yield pool
@@ -104,6 +110,15 @@ def test_an_idle_worker_steals_from_the_longest_queue(start: Any) -> None:
     answers = ask(pool, orders)
     pids = {a.client: decode(a.frame).number("pid") for a in answers}
     assert sum(pid != pids["c0"] for pid in pids.values()) >= 6
+
+
+def test_a_task_that_needs_too_much_memory_is_repeated_alone(start: Any, tmp_path: Path) -> None:
+    pool = start(2)  # both workers use one device
+    orders: dict[str, Mapping[str, Any]] = {f"c{k}": {"sleep": 0.01, "large": k in (1, 2)} for k in range(6)}
+    answers = ask(pool, orders)
+    assert [a.client for a in answers] == list(orders)
+    assert all(a.failure is None for a in answers)
+    assert sorted(tmp_path.glob("freed-*")) == sorted(tmp_path / f"freed-{pid}" for pid in pool.pids)
 
 
 def test_a_dead_worker_is_replaced_and_its_tasks_run_once(start: Any, tmp_path: Path) -> None:

@@ -19,7 +19,14 @@ from polyfed.core import rng
 from polyfed.core.client import Client, weights_of
 from polyfed.core.payload import Payload, view
 from polyfed.errors import InputError
-from polyfed.methods.fedtype.conformal import Conformal, calibrated, consensus, fitted_temperature, ranking_loss
+from polyfed.methods.fedtype.conformal import (
+    Conformal,
+    calibrated,
+    consensus,
+    fitted_temperature,
+    fractions,
+    ranking_loss,
+)
 from polyfed.methods.fedtype.method import FedType
 from polyfed.models.split import SplitModel
 from polyfed.testing.rounds import InMemoryClients, run_rounds
@@ -45,7 +52,7 @@ def test_sets_cover_fresh_samples(classes: int, free_ranks: int, penalty: float)
     logits, labels = noisy_logits(2000, classes, "calibration")
     rule = calibrated(logits, labels, coverage=0.9, penalty=penalty, free_ranks=free_ranks, stream=stream())
     fresh, right = noisy_logits(1000, classes, "fresh")
-    sets = rule.sets(fresh, stream("sets"))
+    sets = rule.sets(fresh, fractions(len(fresh), stream("sets")))
     covered = float(sets.gather(1, right[:, None]).float().mean())
     assert covered >= 0.88
     assert bool(sets.any(1).all())
@@ -57,7 +64,7 @@ def test_a_large_penalty_beyond_the_first_rank_gives_singletons() -> None:
     logits, labels = noisy_logits(500, 6, "sharp", sharpness=6.0)
     assert float((logits.argmax(1) == labels).float().mean()) > 0.92
     rule = calibrated(logits, labels, coverage=0.9, penalty=100.0, free_ranks=1, stream=stream())
-    sets = rule.sets(logits, stream("sets"))
+    sets = rule.sets(logits, fractions(len(logits), stream("sets")))
     assert torch.equal(sets.sum(1), torch.ones(500, dtype=torch.int64))
     assert torch.equal(sets.float().argmax(1), logits.argmax(1))
 
@@ -67,22 +74,26 @@ def test_scores_by_hand() -> None:
     # u in [0, 1): u 0.5 for rank 1; 0.5 + u 0.3 + 0.1 for rank 2; 0.8 + u 0.2 + 0.2 for rank 3.
     logits = torch.tensor([[0.2, 0.5, 0.3]]).log()
     u = float(torch.rand(1, 1, generator=stream("u")))
-    scores = Conformal(1.0, 0.1, 1).scores(logits, stream("u"))
+    scores = Conformal(1.0, 0.1, 1).scores(logits, fractions(len(logits), stream("u")))
     assert torch.allclose(scores, torch.tensor([[1.0 + 0.2 * u, 0.5 * u, 0.6 + 0.3 * u]]), atol=1e-6)
-    sets = Conformal(1.0, 0.1, 1, threshold=0.5 + 0.3 * u + 0.1 + 1e-4).sets(logits, stream("u"))
+    sets = Conformal(1.0, 0.1, 1, threshold=0.5 + 0.3 * u + 0.1 + 1e-4).sets(
+        logits, fractions(len(logits), stream("u"))
+    )
     assert sets.tolist() == [[False, True, True]]
-    assert Conformal(1.0, 0.1, 1, threshold=-1.0).sets(logits, stream()).tolist() == [[False, True, False]]
+    assert Conformal(1.0, 0.1, 1, threshold=-1.0).sets(logits, fractions(len(logits), stream())).tolist() == [
+        [False, True, False]
+    ]
 
 
 def test_the_threshold_is_the_upper_quantile() -> None:
     # 19 samples: the ceil(20 * 0.9) = 18th smallest score. 8 samples: the 9th is needed, so everything is in.
     logits, labels = noisy_logits(19, 5, "few")
     rule = calibrated(logits, labels, coverage=0.9, penalty=0.5, free_ranks=2, stream=stream("u"))
-    own = rule.scores(logits, stream("u")).gather(1, labels[:, None])[:, 0]
+    own = rule.scores(logits, fractions(len(logits), stream("u"))).gather(1, labels[:, None])[:, 0]
     assert rule.threshold == pytest.approx(sorted(own.tolist())[17])
     few = calibrated(logits[:8], labels[:8], coverage=0.9, penalty=0.5, free_ranks=2, stream=stream("u"))
     assert few.threshold == math.inf
-    assert bool(few.sets(logits, stream()).all())
+    assert bool(few.sets(logits, fractions(len(logits), stream())).all())
     assert calibrated(logits, labels, coverage=0.9, penalty=1, free_ranks=9, stream=stream()).free_ranks == 4
 
 
@@ -175,8 +186,8 @@ def test_both_steps_by_hand(linears: Any) -> None:
         rule_w = calibrated(proxy(x), y, penalty=0.5, **common)  # type: ignore[arg-type]
         rule = calibrated(theirs.model(x), y, penalty=1.0, **common)  # type: ignore[arg-type]
     z = theirs.model(x[order])
-    preferred = rule_w.sets(proxy(x[order]).detach(), draws)
-    own = rule.sets(z.detach(), draws)
+    preferred = rule_w.sets(proxy(x[order]).detach(), fractions(24, draws))
+    own = rule.sets(z.detach(), fractions(24, draws))
     shares, ranks = [], []
     for s, s_w, logits in zip(own.tolist(), preferred.tolist(), z, strict=True):
         inside = {c for c in range(3) if s_w[c]}

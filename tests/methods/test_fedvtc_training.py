@@ -86,7 +86,7 @@ def test_alternating_training_needs_less_memory_than_joint_training() -> None:
 
     def joint() -> None:
         z, sigma = at.model.features(x), bound.deviation()
-        decoded = bound.decoder(reparameterise(z, sigma, stream()))
+        decoded = bound.decoder(reparameterise(z, sigma, torch.randn(z.shape, generator=stream())))
         loss = bound.loss(x, y, z, sigma, decoded, at.model.features(decoded))
         (F.cross_entropy(at.model.head(z), y) + loss).backward()  # type: ignore[no-untyped-call]
 

@@ -34,7 +34,7 @@ class Echo:
     def holds(self, client, version):
         return self.live.get(client, (0, ""))[0] == version
 
-    def handle(self, call, task, shared):
+    def handle(self, call, task, shared, alone=True):
         orders = dict(decode(task.own)) if task.own else {}
         time.sleep(orders.get("sleep", 0.0))
         deaths = len([n for n in os.listdir(self.folder) if n.startswith(f"died-{task.client}.")])

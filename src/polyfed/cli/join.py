@@ -12,7 +12,8 @@ import typer
 
 from polyfed.cli.output import print_message
 from polyfed.cli.serve import INSECURE_PREFIX
-from polyfed.errors import InputError
+from polyfed.devices import choose, names
+from polyfed.errors import InputError, nearest
 
 if TYPE_CHECKING:
     from polyfed.deploy.site_setup import SiteSetup
@@ -62,6 +63,9 @@ def join(
         bool,
         typer.Option("--rehearsal", help="Use a part of the config's dataset instead of own data and model."),
     ] = False,
+    device: Annotated[
+        str, typer.Option(metavar="DEVICE", help="Train on auto, cpu, cuda or mps. The coordinator cannot choose it.")
+    ] = "auto",
     limit: Annotated[
         str, typer.Option(metavar="SIZE", help="Size of the largest message that this site accepts.")
     ] = "4GB",
@@ -82,6 +86,8 @@ def join(
     require_flower()
     from polyfed.deploy.join_errors import admitted_name, check_server
 
+    if device not in names():
+        raise InputError(f"--device is '{device}', which does not exist; {nearest(device, names())}")
     if rehearsal != (data is None and model is None) or (data is None) != (model is None):
         raise InputError("give both --data and --model, or --rehearsal and neither of them")
     if insecure != (key is None and ca is None) or (key is None) != (ca is None):
@@ -98,6 +104,7 @@ def join(
     if ca is not None and key is not None:
         name = admitted_name(server, ca, key)
     from polyfed.config import size_in_bytes
+    from polyfed.core import place as places
     from polyfed.deploy.site import Site
     from polyfed.deploy.site_process import SiteProcess
     from polyfed.federation.user_imports import import_user_modules
@@ -111,6 +118,7 @@ def join(
     given = (data, None if model is None else Path(model), start)
     private_paths = [path for path in given if path is not None]
     fields = None if allow is None else [field.strip() for field in allow.split(",") if field.strip()]
+    place = places.start(choose(device))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
     own_code = [*(imports or []), *([model] if model is not None and model.endswith(".py") else [])]
     site = Site(
@@ -122,6 +130,7 @@ def join(
         private_paths=private_paths,
         imports=own_code,
         notify=notify,
+        place=place,
     )
     with SiteProcess(site, server, notify, key, ca, port) as process:
         notify(f"site {name} is ready for {server}; to see its uploads, run: polyfed inspect {state}")

@@ -30,10 +30,14 @@ if TYPE_CHECKING:
     from polyfed.catalogue import MethodInfo
 
 
-ADDED_KEYS = (
-    ("models", "start"),
-    ("data", "tokenizer"),
-)  # keys of later releases: unset, they leave hashes as they were
+# keys of later releases: with these defaults, they leave hashes as they were
+ADDED_KEYS: dict[tuple[str, str], object] = {
+    ("models", "start"): None,
+    ("data", "tokenizer"): None,
+    ("train", "precision"): "fp32",
+    ("train", "compile"): False,
+    ("train", "micro_batch"): None,
+}
 
 
 class Config(Section):
@@ -121,8 +125,8 @@ class Config(Section):
     def hash(self) -> str:
         """Return a digest of the settings that affect results: all but name, engine, checkpoint and track."""
         counted = {k: v for k, v in self.to_dict().items() if k not in {"name", "engine", "checkpoint", "track"}}
-        for section, key in ADDED_KEYS:
-            if counted[section][key] is None:
+        for (section, key), default in ADDED_KEYS.items():
+            if counted[section][key] == default:
                 del counted[section][key]
         return hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()
 

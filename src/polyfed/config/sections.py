@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+
+from polyfed import devices
+from polyfed.errors import nearest
 
 Metric = Literal["accuracy", "balanced_accuracy", "macro_f1", "auroc", "log_loss", "calibration_error", "confusion"]
 
@@ -80,6 +83,9 @@ class TrainConfig(Section):
     momentum: float = Field(0.0, ge=0, lt=1)
     weight_decay: float = Field(0.0, ge=0)
     clip_norm: float | None = Field(None, gt=0)
+    precision: Literal["fp32", "tf32", "bf16"] = "fp32"  # of training and evaluation; tf32: NVIDIA GPUs only
+    compile: bool = False  # compile models with torch.compile
+    micro_batch: int | None = Field(None, ge=1)  # samples per pass; the gradients of a batch are added up
 
 
 class EvaluateConfig(Section):
@@ -99,7 +105,9 @@ class EngineConfig(Section):
     """Where clients run."""
 
     name: Literal["serial", "pool", "ray", "flower"] = "pool"
-    workers: int | Literal["auto"] = "auto"
+    device: str = "auto"  # auto (the first of cuda, mps and cpu that this machine has), cpu, cuda or mps
+    workers: int | Literal["auto"] = "auto"  # worker processes; with a GPU, worker processes per GPU
+    device_memory: int | str = "auto"  # for clients and their data on a GPU, per worker; auto: half of its memory
     memory_budget: int | str = "2GB"  # client states in memory per worker; the rest is on disk
     timeout: float | None = Field(None, gt=0)  # seconds for one call to one client
     message_limit: int | str = "4GB"
@@ -114,9 +122,18 @@ class EngineConfig(Section):
             raise ValueError("at least 1 worker is needed")
         return value
 
-    @field_validator("memory_budget", "message_limit")
+    @field_validator("device")
     @classmethod
-    def _valid_size(cls, value: int | str) -> int | str:
+    def _known_device(cls, value: str) -> str:
+        if value not in devices.names():
+            raise ValueError(f"there is no such device; {nearest(value, devices.names())}")
+        return value
+
+    @field_validator("memory_budget", "message_limit", "device_memory")
+    @classmethod
+    def _valid_size(cls, value: int | str, info: ValidationInfo) -> int | str:
+        if value == "auto" and info.field_name == "device_memory":
+            return value
         if size_in_bytes(value) < 1:
             raise ValueError("expected at least one byte")
         return value

@@ -25,7 +25,7 @@ def signature(features: Tensor) -> Tensor:
     length = gram.norm()
     if not bool(length > 0):
         gram, length = torch.zeros_like(gram), torch.ones_like(length)
-    rows, columns = torch.triu_indices(*gram.shape)
+    rows, columns = torch.triu_indices(*gram.shape, device=gram.device)
     weight = torch.where(rows == columns, 1.0, math.sqrt(2.0)).to(gram.dtype)
     vector: Tensor = gram[rows, columns] * weight / length
     return vector.float()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from polyfed.errors import PayloadError
+from polyfed.training.precision import double
 
 
 @dataclass(frozen=True)
@@ -53,10 +54,19 @@ class ClassTable:
         if not rows:
             return ClassTable.empty(width).without_counts()
         classes = sorted(rows)
-        return ClassTable(torch.tensor(classes), torch.stack([rows[c] for c in classes]))
+        values = torch.stack([rows[c] for c in classes])
+        return ClassTable(torch.tensor(classes).to(values.device), values)
 
     def __len__(self) -> int:
         return len(self.classes)
+
+    def to(self, device: torch.device) -> ClassTable:
+        """Return this table on a device. It has been checked, and a check would wait for the device."""
+        table = object.__new__(ClassTable)
+        for name, value in vars(self).items():
+            moved = value.to(device, non_blocking=device.type != "cpu") if isinstance(value, Tensor) else value
+            object.__setattr__(table, name, moved)
+        return table
 
     @property
     def width(self) -> int:
@@ -82,8 +92,8 @@ class ClassTable:
 
         Index both by labels inside a loss. Always apply the mask.
         """
-        values = torch.zeros(num_classes, self.width, dtype=self.values.dtype)
-        mask = torch.zeros(num_classes, dtype=torch.bool)
+        values = self.values.new_zeros(num_classes, self.width)
+        mask = self.values.new_zeros(num_classes, dtype=torch.bool)
         values[self.classes] = self.values
         mask[self.classes] = True
         return values, mask
@@ -93,7 +103,8 @@ class ClassTable:
 
     def only(self, classes: Iterable[int]) -> ClassTable:
         """Return a table with the rows of some classes."""
-        chosen = torch.isin(self.classes, torch.tensor(list(classes), dtype=torch.int64))
+        wanted = torch.tensor(list(classes), dtype=torch.int64).to(self.classes.device)
+        chosen = torch.isin(self.classes, wanted)
         counts = None if self.counts is None else self.counts[chosen]
         return ClassTable(self.classes[chosen], self.values[chosen], counts, self.bound)
 
@@ -113,14 +124,12 @@ def mean_over_clients(tables: Iterable[ClassTable], *, width: int, by_count: boo
     if not tables:
         return ClassTable.empty(width).without_counts()
     values = torch.cat([table.values for table in tables])
-    weight = torch.ones(len(values), dtype=torch.float64)
+    weight = values.new_ones(len(values), dtype=torch.float64)
     if by_count:
         weight = torch.cat([table.counted().double() for table in tables])
     classes, positions = torch.unique(torch.cat([table.classes for table in tables]), return_inverse=True)
-    total = torch.zeros(len(classes), width, dtype=torch.float64).index_add_(
-        0, positions, values.double() * weight[:, None]
-    )
-    weights = torch.zeros(len(classes), dtype=torch.float64).index_add_(0, positions, weight)
+    total = weight.new_zeros(len(classes), width).index_add_(0, positions, values.double() * weight[:, None])
+    weights = weight.new_zeros(len(classes)).index_add_(0, positions, weight)
     present = weights > 0
     return ClassTable(classes[present], (total[present] / weights[present, None]).to(values.dtype))
 
@@ -131,18 +140,20 @@ class ClassMeans:
     def __init__(self, num_classes: int) -> None:
         self._num_classes = num_classes
         self._total: Tensor | None = None
-        self._count = torch.zeros(num_classes, dtype=torch.int64)
+        self._count: Tensor | None = None
 
     def add(self, vectors: Tensor, labels: Tensor) -> None:
-        vectors = vectors.detach().double()
-        if self._total is None:
-            self._total = torch.zeros(self._num_classes, vectors.shape[1], dtype=torch.float64)
+        vectors = double(vectors.detach())
+        labels = labels.to(vectors.device)
+        if self._total is None or self._count is None:
+            self._total = vectors.new_zeros(self._num_classes, vectors.shape[1])
+            self._count = labels.new_zeros(self._num_classes)
         self._total.index_add_(0, labels, vectors)
-        self._count += torch.bincount(labels, minlength=self._num_classes)
+        self._count.index_add_(0, labels, torch.ones_like(labels))  # a count by `bincount` would wait for the device
 
     def table(self, width: int, *, min_count: int = 1) -> ClassTable:
         """Return the means, with counts, of the classes that have at least `min_count` samples."""
-        if self._total is None:
+        if self._total is None or self._count is None:
             return ClassTable.empty(width)
         classes = (self._count >= max(1, min_count)).nonzero()[:, 0]
         counts = self._count[classes]
@@ -164,7 +175,7 @@ def class_means(
         for x, y in batches:
             vectors = vector(x)
             if bound is not None:
-                vectors = vectors.double()
+                vectors = double(vectors)
                 norms = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
                 vectors = vectors * (bound.norm / norms.clamp_min(bound.norm))
             means.add(vectors, y)

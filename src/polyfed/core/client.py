@@ -14,9 +14,11 @@ from polyfed.core import rng
 from polyfed.core.class_tables import Bound, ClassTable, class_means
 from polyfed.core.client_profile import Profile
 from polyfed.core.payload import Payload, State, Weights, view
+from polyfed.core.place import CPU
 from polyfed.errors import RunError
 from polyfed.models.split import SplitModel
 from polyfed.training import Fit, Loss, Samples, TrainSettings, fit
+from polyfed.training.random_draws import Draw
 from polyfed.training.samples import EVALUATION_BATCH
 
 
@@ -40,6 +42,7 @@ class Client:
     step: str = ""
     # builds an architecture from its spec, with initial weights that are the same at all clients
     build: Callable[[str], SplitModel] = field(default=_no_builder, repr=False)
+    device: torch.device = CPU  # of its model, its data, its state and the messages that it receives
     fits: list[Fit] = field(default_factory=list)  # calls of `fit` in this step
     bound: Bound | None = None  # applied to class means in this step, for privacy
 
@@ -71,6 +74,7 @@ class Client:
         parameters: Iterable[nn.Parameter] | None = None,
         adjust: Callable[[], None] | None = None,
         continue_with: torch.optim.Optimizer | None = None,
+        draw: Draw | None = None,
         purpose: str = "fit",
         **settings: object,
     ) -> Fit:
@@ -91,6 +95,7 @@ class Client:
             parameters=trained,
             adjust=adjust,
             optimizer=continue_with,
+            draw=draw,
         )
         own = {id(p) for p in self.model.parameters()}
         if not any(id(p) in own for p in trained):

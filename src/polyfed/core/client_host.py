@@ -2,58 +2,40 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gc
 import hashlib
 import hmac
 import json
 import time
-import traceback
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
+from polyfed import devices
 from polyfed.core import rng
 from polyfed.core.client import Client, copy_into, weights_of
+from polyfed.core.client_evaluation import check_measures, measure_client
+from polyfed.core.client_maker import ClientMaker as ClientMaker
 from polyfed.core.codec import decode, encode
-from polyfed.core.engine import INITIAL, Answer, Call, Failure, StateStore, Task, TrainingStats
-from polyfed.core.evaluation_reply import check_metrics, evaluate_predictions, metrics_of_way
+from polyfed.core.engine import INITIAL, Answer, Call, StateStore, Task, TrainingStats
 from polyfed.core.finite_values import check_finite
-from polyfed.core.guard import Guard, Released, ReleaseLog
+from polyfed.core.guard import Released, ReleaseLog
+from polyfed.core.memory_limits import failure_of, is_out_of_memory, repeat_with_less_memory
 from polyfed.core.message_header import MessageHeader, read_header
 from polyfed.core.method import Method
 from polyfed.core.model_probes import PROBES, run_probe
 from polyfed.core.payload import Payload, Value, detached_copy
+from polyfed.core.place import CPU, to_cpu
 from polyfed.core.schema import check_header
 from polyfed.core.step import combined
-from polyfed.errors import PayloadError, PolyfedError, StateError
+from polyfed.errors import PayloadError, StateError
 from polyfed.training import Samples
+from polyfed.training.precision import use_precision
 
-MEASURES = ("personal", "global")  # accuracies that an evaluation can measure
 EVALUATE = "evaluate"  # name of evaluations in random streams
 FRAME_START = 36  # length of a frame's start, which contains its digest
-
-
-class ClientMaker(Protocol):
-    """Factory of clients in their initial state."""
-
-    @property
-    def seed(self) -> int: ...
-
-    @property
-    def guard(self) -> Guard | None:
-        """Applied to every reply before it is encoded."""
-        ...
-
-    @property
-    def secret(self) -> str:
-        """Secret of the clients' site; empty in a simulation."""
-        ...
-
-    method: Method
-    global_test: Samples | None
-
-    def make_client(self, name: str) -> Client: ...
 
 
 @dataclass
@@ -80,16 +62,44 @@ class Host:
         self._limit = message_limit
         self._loaded: OrderedDict[str, _LoadedClient] = OrderedDict()
         self._memory = 0  # bytes of the loaded clients
+        self._test: Samples | None = None  # common test samples, once they are needed
+        self._too_large = ("", 1)  # model and batch size of the task that ran last
         self._shared: tuple[tuple[int, bytes], MessageHeader, Payload | None] | None = None
         if maker.secret and not isinstance(store, ReleaseLog):
             raise StateError("clients of a site with a secret need a store that records their releases")
 
-    def handle(self, call: Call, task: Task, shared: bytes) -> Answer:
-        """Run one task and return its answer. Errors of the client or its method are returned as failures."""
+    def handle(self, call: Call, task: Task, shared: bytes, *, alone: bool = True) -> Answer:
+        """Run one task and return its answer. Errors of the client or its method are returned as failures.
+
+        A task that does not fit into a device's memory is repeated here, or by the engine if it was not `alone`.
+        """
+        attempt = partial(self._attempt, call, task, shared)
+        answer = attempt(None)
+        if is_out_of_memory(answer):
+            self.free_device()
+        if not is_out_of_memory(answer) or not alone:
+            return answer
+        return repeat_with_less_memory(attempt, self.free_device, *self._too_large, self._maker.place.device)
+
+    def free_device(self) -> None:
+        """Drop all clients, and return their memory to the device. Their states are stored."""
+        for name in list(self._loaded):
+            self._drop(name)
+        self._shared = self._test = None
+        gc.collect()  # errors refer to the tensors of the step that they ended
+        devices.kind_of(self._maker.place.device.type).release_memory()
+
+    def _attempt(self, call: Call, task: Task, shared: bytes, part: int | None) -> Answer:
+        """Run one task, with at most `part` samples of a batch at a time."""
         started = time.perf_counter()
+        self._too_large = ("of this client", 1)
         try:
             loaded = self._load(task.client, task.base)
             client = loaded.client
+            self._too_large = (client.profile.architecture, client.settings.batch_size)
+            settings = client.settings
+            if part is not None:
+                client.settings = dataclasses.replace(settings, micro_batch=part)
             client.seed, client.round, client.fits = self._maker.seed, call.round, []
             if not call.steps:
                 is_probe = len(call.measures) == 1 and call.measures[0] in PROBES
@@ -101,16 +111,10 @@ class Host:
             self._commit(loaded, call.number)
             if task.discard:
                 self._store.discard(task.client, task.discard)
-        except StateError as error:
-            self._drop(task.client)
-            return Answer(task.client, failure=Failure("storage", str(error), traceback.format_exc()))
-        except PayloadError as error:
-            self._drop(task.client)
-            return Answer(task.client, failure=Failure("refused", str(error), traceback.format_exc()))
+            client.settings = settings
         except Exception as error:
             self._drop(task.client)  # it may be half changed; its last state is in the store
-            message = str(error) if isinstance(error, PolyfedError) else f"{type(error).__name__}: {error}"
-            return Answer(task.client, failure=Failure("raised", message, traceback.format_exc()))
+            return Answer(task.client, failure=failure_of(error))
         trained = tuple(TrainingStats(f.loss, f.samples, f.steps) for f in client.fits if f.samples and not f.aside)
         self._free_memory(keep=task.client)
         return Answer(task.client, frame, None, loaded.digest, time.perf_counter() - started, trained)
@@ -141,6 +145,8 @@ class Host:
             raise PayloadError(f"step '{call.steps[-1]}' returned '{sorted(unknown)[0]}'; it declares {declared}")
         if guard is not None:
             before = self._released(loaded)
+            if not self._maker.place.on_cpu:
+                reply, msg = to_cpu(reply), Payload(to_cpu(msg))
             reply, after = guard.protect(client, call, reply, msg, before)
             if after != before:
                 self._record_released(loaded, after)
@@ -179,12 +185,13 @@ class Host:
         if common is None:
             common = decode(shared, shared_header)
             check_finite(common)
+            common = self._maker.place.payload(common)
             self._shared = (key, shared_header, common)
         if own_header is None:
             return common
         own = decode(task.own, own_header)
         check_finite(own)
-        return Payload({**common, **own})
+        return Payload({**common, **self._maker.place.payload(own)})
 
     # evaluation
 
@@ -195,33 +202,24 @@ class Host:
         client.seed, client.round, client.fits = self._maker.seed, call.round, []
         with rng.seeded(client.seed, "torch", client.name, call.round, EVALUATE):
             self._prepare_prediction(client, call, task, shared)
+        if not self._maker.place.on_cpu:  # the caller may not use a device
+            client.model.cpu()
+            client.state, client.device = to_cpu(client.state), CPU
         return client
 
     def _evaluate(self, client: Client, call: Call, task: Task, shared: bytes) -> bytes:
         """Return encoded counts of correct predictions, and the requested metrics. What `adopt` changes is undone."""
         method = self._maker.method
-        for measure in call.measures:
-            if measure not in MEASURES:
-                raise PayloadError(
-                    f"unknown measure '{measure}'; allowed are {' and '.join(MEASURES)}, together or alone, and each "
-                    f"of {', '.join(PROBES)} alone"
-                )
-        check_metrics(call.metrics)
+        check_measures(call)
         adopts = type(method).adopt is not Method.adopt
         before = (weights_of(client.model), detached_copy(client.state)) if adopts else None
-        reply: dict[str, Value] = {}
         try:
-            with rng.seeded(client.seed, "torch", client.name, call.round, EVALUATE):
+            with (
+                rng.seeded(client.seed, "torch", client.name, call.round, EVALUATE),
+                use_precision(client.settings.precision, client.device),
+            ):
                 self._prepare_prediction(client, call, task, shared)
-                for measure in call.measures:
-                    samples = client.test if measure == "personal" else self._maker.global_test
-                    if samples is None:
-                        continue
-                    own = method.predict_personal if measure == "personal" else method.predict
-                    for way, predict in {"": own, **method.also_predict()}.items():
-                        name = measure + (f" by {way}" if way else "")
-                        metrics = metrics_of_way(method, way, call.metrics)
-                        reply |= evaluate_predictions(name, partial(predict, client), samples, metrics)
+                reply = measure_client(client, method, call, self._global_test)
         finally:
             if before is not None:
                 copy_into(client.model, before[0])
@@ -238,9 +236,16 @@ class Host:
 
     def _probe(self, client: Client, call: Call) -> bytes:
         """Return the encoded result of a probe of the client's own model."""
-        if self._maker.global_test is None:
+        samples = self._global_test()
+        if samples is None:
             raise PayloadError(f"'{call.measures[0]}' needs common test samples, which this client does not have")
-        return encode(run_probe(client, call.measures[0], self._maker.global_test)).data
+        return encode(run_probe(client, call.measures[0], samples)).data
+
+    def _global_test(self) -> Samples | None:
+        """Return the common test samples on the clients' device."""
+        if self._test is None and self._maker.global_test is not None:
+            self._test = self._maker.place.samples(self._maker.global_test)
+        return self._test
 
     # states
 
@@ -255,7 +260,7 @@ class Host:
                 saved = decode(self._store.read(name, version))
                 copy_into(loaded.client.model, saved.weights("model"))
                 state = saved["state"]
-                loaded.client.state = dict(state) if isinstance(state, Mapping) else {}
+                loaded.client.state = self._maker.place.state(dict(state) if isinstance(state, Mapping) else {})
                 loaded.released = json.loads(str(saved.get("released", "{}")))
             loaded.version, loaded.digest = version, ""
             self._loaded[name] = loaded

@@ -58,7 +58,7 @@ def encode(payload: Mapping[str, Value]) -> Frame:
             tables[path] = [value.classes.tolist(), value.counts is not None]
             tensors[path + "#values"] = _contiguous(path, value.values)
             if value.counts is not None:
-                tensors[path + "#counts"] = value.counts.to(torch.int32)
+                tensors[path + "#counts"] = _contiguous(path, value.counts).to(torch.int32)
         elif isinstance(value, Mapping):
             if not value:
                 empty.append(path)

@@ -19,6 +19,7 @@ from polyfed.core.ledger import Ledger
 from polyfed.core.message_header import MessageHeader, read_header
 from polyfed.core.method import Method, Outgoing
 from polyfed.core.payload import Payload
+from polyfed.core.place import Place
 from polyfed.core.reply_magnitudes import ReplyMagnitudes
 from polyfed.core.round_stats import RoundStats
 from polyfed.core.schema import TreeField, check_header, check_values
@@ -69,6 +70,7 @@ class Door:
         self.round_start = Ledger()  # restored when a round is repeated
         self.checkpoint_versions: list[Mapping[str, int]] = []  # states that checkpoints refer to, by client
         self.stats = RoundStats()
+        self.place = Place()  # where the server computes with replies
         self.round = 0
         self.evaluator = Evaluator(self)
         self.rejected: set[str] = set()  # clients that are left out of the repeated round
@@ -177,6 +179,7 @@ class Door:
     def _accept(self, call: Call, answer: Answer, messages: Messages, sent: MessageHeader | None) -> Payload | None:
         """Check and count one answer. An invalid answer is recorded as a failure; the client keeps its old state."""
         self.stats.client_seconds += answer.seconds
+        self.stats.notes += answer.notes
         failure = answer.failure
         reply: Payload | None = None
         sizes: dict[str, int] = {}
@@ -189,6 +192,7 @@ class Door:
                 check_header(header, messages.up, self.method, profile, sent)
                 reply = decode(answer.frame, header)
                 largest = check_values(reply, messages.up, self.method, profile)
+                reply = self.place.payload(reply)
                 sizes, shapes = header.sizes(), header.shapes()
             except Exception as error:  # whatever a reply provokes is a failure of its client
                 failure, reply = rejection(error), None

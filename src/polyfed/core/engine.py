@@ -55,7 +55,7 @@ class Failure:
     """Reason why there is no reply."""
 
     # refused: the client refused the message; rejected: the server rejected the reply
-    kind: Literal["raised", "died", "timeout", "refused", "rejected", "unavailable", "storage"]
+    kind: Literal["raised", "died", "timeout", "refused", "rejected", "unavailable", "storage", "memory"]
     message: str
     detail: str = ""  # the client's traceback
 
@@ -76,6 +76,7 @@ class Answer:
     digest: str = ""  # of the client's new state
     seconds: float = 0.0
     trained: tuple[TrainingStats, ...] = ()
+    notes: tuple[str, ...] = ()  # for the user
 
 
 class Engine(Protocol):

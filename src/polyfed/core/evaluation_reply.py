@@ -64,11 +64,12 @@ def evaluate_predictions(
         result = score(predict, samples)
         return {name: {"correct": result.correct, "total": result.total}}
     scores = class_scores(predict, samples)
-    correct = int((scores.argmax(1) == samples.labels).sum())
+    labels = samples.labels.cpu()
+    correct = int((scores.argmax(1) == labels).sum())
     fields: dict[str, Value] = {name: {"correct": correct, "total": len(samples)}}
     for metric in metrics:
         compute = confusion_matrix if metric == CONFUSION else None
-        value = compute(scores, samples.labels) if compute else compute_metric(metric, scores, samples.labels)
+        value = compute(scores, labels) if compute else compute_metric(metric, scores, labels)
         fields[f"{name} {metric}"] = value
     return fields
 

@@ -31,7 +31,7 @@ def run_probe(client: Client, kind: str, test: Samples) -> dict[str, Value]:
     """Return linear-CKA signatures by stage (`signatures`), or features and classes of every sample (`features`)."""
     samples = probe_samples(test)
     client.model.eval()
-    x = model_inputs(samples.inputs)
+    x = model_inputs(samples.inputs.to(samples.labels.device))
     if kind == "features":
         with torch.no_grad():
             return {"vectors": client.model.features(x), "classes": samples.labels}

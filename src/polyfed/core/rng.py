@@ -41,12 +41,18 @@ def seeded(*name: Name) -> Iterator[None]:
     before = torch.default_generator.get_state()
     seed = derive(*name)
     torch.default_generator.manual_seed(seed)
-    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    # a process that has not used a GPU so far must not start to use all of them here
+    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     if gpus:
         torch.cuda.manual_seed_all(seed)
+    mps = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
+    if mps is not None:
+        torch.mps.manual_seed(seed)
     try:
         yield
     finally:
         torch.default_generator.set_state(before)
         if gpus:
             torch.cuda.set_rng_state_all(gpus)
+        if mps is not None:
+            torch.mps.set_rng_state(mps)

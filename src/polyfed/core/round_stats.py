@@ -18,6 +18,7 @@ class RoundStats:
     overhead_down: int = 0
     uploads: list[dict[str, object]] = field(default_factory=list)  # every accepted reply: sizes and shapes by field
     failures: list[dict[str, object]] = field(default_factory=list)
+    notes: tuple[str, ...] = ()  # for the user
     trained: list[TrainingStats] = field(default_factory=list)
     client_seconds: float = 0.0  # sum over clients of the time their steps took
     call_seconds: float = 0.0  # time the server waited for replies

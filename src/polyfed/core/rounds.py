@@ -27,7 +27,7 @@ def initialise(method: Method, server: Server) -> Server:
     """Run the method's `init`, once before the first round, and return the server."""
     server.round = 0
     method.init(server)
-    server.state = normalise_state(server.state)
+    server.state = server.place.state(normalise_state(server.state))
     return server
 
 
@@ -87,6 +87,7 @@ class RoundLoop:
 
     def __post_init__(self) -> None:
         self.clients = tuple(profile.name for profile in self.server.roster)
+        self.door.place = self.server.place
 
     def run_round(self, number: int) -> RoundResult:
         """Run one round. Repeat it from its start without clients whose replies make it fail, as long as enough
@@ -113,7 +114,7 @@ class RoundLoop:
                 self._reject(number, reasons)
             self.door.evaluator.wait()
             self.door.undo_round()
-            self.server.state = dict(decode(before))
+            self.server.state = self.server.place.state(dict(decode(before)))
 
     def _suspects(self, error: Exception) -> dict[str, str]:
         """Return the client whose reply probably made the server's part of the round fail, with the reason."""
@@ -168,7 +169,9 @@ class RoundLoop:
         if due and self.probe is not None:
             self.probe(selected)
         self._saved_state = encode(server.state).data
-        server.state = dict(decode(self._saved_state))
+        server.state = server.place.state(dict(decode(self._saved_state)))
+        for note in door.stats.notes:
+            self._note(note)
         measurements = Evaluation()
         for evaluation in evaluations:
             measurements.update(evaluation.result())

@@ -12,6 +12,7 @@ from polyfed.core import rng
 from polyfed.core.client_profile import Profile
 from polyfed.core.filter import ServerFilter
 from polyfed.core.payload import Payload, Scalar, State, view
+from polyfed.core.place import Place
 from polyfed.models.slicing.family import Family
 from polyfed.models.split import SplitModel
 
@@ -34,7 +35,13 @@ class Server:
     family: Family | None = None  # the server model and its sub-models; None: one architecture
     filter: ServerFilter | None = None  # applied to updates of the server model
     histograms: bool = False  # whether to save histograms of this round's update
+    place: Place = field(default_factory=Place)
     _by_name: dict[str, Profile] = field(default_factory=dict, repr=False)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the server's models, its state and the replies that it receives."""
+        return self.place.device
 
     @property
     def memory(self) -> Payload:
@@ -67,4 +74,4 @@ class Server:
 
     def save_artifact(self, kind: str, **tensors: Tensor) -> None:
         """Save tensors of this round in the run folder, for figures."""
-        self.artifacts[kind] = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
+        self.artifacts[kind] = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}

@@ -16,11 +16,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from polyfed.config import Config, parse, size_in_bytes
+from polyfed.config import Config, parse
 from polyfed.core.client_host import ClientMaker, Host
 from polyfed.core.engine import Answer, Call, Failure, Task, TrainingStats
 from polyfed.core.message_header import read_header
 from polyfed.core.model_probes import PROBES
+from polyfed.core.place import Place
 from polyfed.core.step import combined
 from polyfed.deploy.offers import Offer
 from polyfed.deploy.reply_cache import ReplyCache
@@ -31,6 +32,7 @@ from polyfed.deploy.site_setup import SiteSetup
 from polyfed.engines import framing
 from polyfed.engines.flower import SiteMessage
 from polyfed.errors import InputError, PayloadError, PolyfedError, StateError
+from polyfed.federation.placement import host_at
 from polyfed.runs.atomic_files import write_atomically
 from polyfed.runs.folder import SITE_FILE, RunFolder
 from polyfed.runs.secret import load_secret
@@ -67,6 +69,7 @@ class Site:
     `allow` are the fields that it may upload, or None to allow all. `limit` is the largest message in bytes that it
     accepts, whatever the config says. `private_paths` are folders and files whose names stay at the site. `imports`
     are modules and files that register its models and methods. `notify` receives messages for the site's user.
+    `place` is the device that it trains on; by default the CPU.
     """
 
     def __init__(
@@ -80,8 +83,10 @@ class Site:
         private_paths: Sequence[Path] = (),
         imports: Sequence[str] = (),
         notify: Callable[[str], None] = lambda text: None,
+        place: Place | None = None,
     ) -> None:
         self.name = name
+        self._place = place or Place()
         self.folder = folder
         self._setup = setup
         self._allow = None if allow is None else frozenset(allow)
@@ -149,13 +154,8 @@ class Site:
             if isinstance(maker, SiteFederation):
                 # otherwise the run's seed would be enough to remove the noise
                 maker.secret = load_secret(self.folder)
-            engine = config.engine
-            host = Host(
-                maker,
-                DurableStore(folder.path / CLIENTS),
-                size_in_bytes(engine.memory_budget),
-                min(size_in_bytes(engine.message_limit), self._limit),
-            )
+            store = DurableStore(folder.path / CLIENTS)
+            host = host_at(self._place, maker, store, config.engine, self._limit)
             # only one run is held in memory
             self._runs = {run: _Run(folder, maker, host, offer.to_json(), ReplyCache(folder.path), config)}
         if not resumed:

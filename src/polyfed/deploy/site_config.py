@@ -25,6 +25,9 @@ def public_config(settings: Mapping[str, Any]) -> dict[str, Any]:
     models = public.get("models")
     if isinstance(models, Mapping):
         public["models"] = {**models, "start": None}  # sites choose their own (`polyfed join --start`)
+    engine = public.get("engine")
+    if isinstance(engine, Mapping):  # sites choose their own device (`polyfed join --device`)
+        public["engine"] = {**engine, "device": "auto", "device_memory": "auto"}
     return {**public, "data": {**public.get("data", {}), "root": None, "tokenizer": None}}
 
 

@@ -70,7 +70,8 @@ class SiteFederation(AgreedFederation):
         shared_init = self.config.models.shared_init
         model = self.common_model(self.spec.text) if shared_init else self.model(self.spec, "client", name)
         self.start.load_into(model, name)
-        return Client(self._profile(), model, self.train, self.test, self.training, build=self.common_model)
+        train, test, device = self.place.samples(self.train), self.place.samples(self.test), self.place.device
+        return Client(self._profile(), model, train, test, self.training, build=self.common_model, device=device)
 
 
 def load_site(

@@ -47,4 +47,5 @@ def answer_to_json(answer: Answer) -> dict[str, Any]:
 def answer_from_json(head: Mapping[str, Any], frame: bytes) -> Answer:
     failure = Failure(**head["failure"]) if head["failure"] else None
     trained = tuple(TrainingStats(**item) for item in head["trained"])
-    return Answer(head["client"], frame, failure, head["digest"], head["seconds"], trained)
+    notes = tuple(str(note) for note in head.get("notes", ()))
+    return Answer(head["client"], frame, failure, head["digest"], head["seconds"], trained, notes)

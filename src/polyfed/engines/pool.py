@@ -18,6 +18,8 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from polyfed.core.engine import Answer, Call, Task
+from polyfed.core.memory_limits import is_out_of_memory
+from polyfed.devices import DeviceChoice
 from polyfed.engines import fork_server, framing
 from polyfed.engines.scheduler import CallScheduler, WorkerAffinity
 from polyfed.errors import RunError
@@ -32,6 +34,7 @@ class _Worker:
     index: int
     pid: int
     connection: Connection
+    device: tuple[str, int] = ("cpu", 0)
     running: deque[int] = field(default_factory=deque)  # task numbers; the first one is running
     since: float = 0.0  # when the running task started
     call: int | None = None  # the call whose shared message the worker has
@@ -60,13 +63,20 @@ class PoolEngine:
     concurrent = True
 
     def __init__(
-        self, host_factory: str, description: Mapping[str, Any], workers: int, *, timeout: float | None = None
+        self,
+        host_factory: str,
+        description: Mapping[str, Any],
+        workers: Sequence[DeviceChoice],
+        *,
+        timeout: float | None = None,
     ) -> None:
+        """Start one worker for every entry of `workers`, which names its device."""
         self._setup = {"host_factory": host_factory, "description": description}
+        self._devices = workers
         self._timeout = timeout
         self._fork_server = fork_server.acquire()
-        self.affinity = WorkerAffinity(workers)
-        self._workers = [self._start(index) for index in range(workers)]
+        self.affinity = WorkerAffinity(len(workers))
+        self._workers = [self._start(index) for index in range(len(workers))]
 
     @property
     def pids(self) -> list[int]:
@@ -98,8 +108,10 @@ class PoolEngine:
             self._fork_server.close()
             self._fork_server = fork_server.ForkServer()
         pid, connection = self._fork_server.fork()
-        worker = _Worker(index, pid, connection)
-        framing.send(connection, self._setup)
+        device = self._devices[index]
+        worker = _Worker(index, pid, connection, (device.kind, device.index))
+        # variables are set in the worker: it is forked before it uses a device
+        framing.send(connection, {**self._setup, "device": device.to_json(), "environment": device.environment()})
         return worker
 
     def replace(self, worker: _Worker) -> None:
@@ -125,6 +137,9 @@ class _PoolCall:
         self._tasks = tasks
         self._timeout = timeout
         self._scheduler = CallScheduler(call, tasks, pool.affinity, len(pool.workers()))
+        # tasks that need a device for themselves, and the worker that has one for itself
+        self._alone: dict[tuple[str, int], deque[int]] = {}
+        self._exclusive: dict[tuple[str, int], int] = {}
 
     def answers(self) -> Iterator[Answer]:
         """Yield answers in task order."""
@@ -148,6 +163,10 @@ class _PoolCall:
 
     def _send_tasks(self, worker: _Worker) -> None:
         """Send a worker its next task, and a second one if it is small enough to wait in the socket."""
+        if self._alone.get(worker.device) or worker.device in self._exclusive:
+            self._send_alone(worker)
+            return
+        alone = len(self._neighbours(worker)) == 1
         while len(worker.running) < 2:
             number = self._scheduler.next_task(worker.index, idle=not worker.running)
             if number is None:
@@ -156,20 +175,60 @@ class _PoolCall:
             if worker.running and (len(task.own) > PREFETCH or worker.call != self._call.number):
                 self._scheduler.put_back(worker.index, [number])
                 return
-            self._pool.affinity.assign(task.client, worker.index)
-            if not worker.running:
-                worker.since = time.monotonic()
-            worker.running.append(number)
-            try:
-                if worker.call != self._call.number:
-                    framing.send(
-                        worker.connection, {"do": "call", "call": framing.call_to_json(self._call)}, self._shared
-                    )
-                    worker.call = self._call.number
-                framing.send(worker.connection, {"do": "task", "task": framing.task_to_json(task)}, task.own)
-            except OSError:
-                self._worker_died(worker)
+            if not self._send(worker, number, alone):
                 return
+
+    def _send_alone(self, worker: _Worker) -> None:
+        """Send a task that needs a device for itself, once all workers of the device have finished theirs."""
+        neighbours = self._neighbours(worker)
+        if worker.device in self._exclusive or any(neighbour.running for neighbour in neighbours):
+            return
+        for neighbour in neighbours:
+            try:
+                framing.send(neighbour.connection, {"do": "free"})
+            except OSError:
+                self._pool.replace(neighbour)
+                return  # the next turn finds its successor
+        self._exclusive[worker.device] = worker.index
+        self._send(worker, self._alone[worker.device].popleft(), alone=True)
+
+    def _neighbours(self, worker: _Worker) -> list[_Worker]:
+        """Return the workers of a worker's device, itself included."""
+        return [other for other in self._pool.workers() if other.device == worker.device]
+
+    def _send(self, worker: _Worker, number: int, alone: bool) -> bool:
+        """Send a worker a task. Return False if the worker has died."""
+        task = self._tasks[number]
+        self._pool.affinity.assign(task.client, worker.index)
+        if not worker.running:
+            worker.since = time.monotonic()
+        worker.running.append(number)
+        head = {"do": "task", "task": framing.task_to_json(task), "alone": alone}
+        try:
+            if worker.call != self._call.number:
+                framing.send(
+                    worker.connection, {"do": "call", "call": framing.call_to_json(self._call)}, self._shared
+                )
+                worker.call = self._call.number
+            framing.send(worker.connection, head, task.own)
+        except OSError:
+            self._worker_died(worker)
+            return False
+        return True
+
+    def _finish(self, worker: _Worker, answer: Answer) -> None:
+        """Record an answer. A task that ran out of memory is repeated alone on its device."""
+        number = worker.running.popleft()
+        self._release(worker)
+        if is_out_of_memory(answer):
+            self._alone.setdefault(worker.device, deque()).append(number)
+        else:
+            self._scheduler.complete(number, answer)
+
+    def _release(self, worker: _Worker) -> None:
+        """Let other workers use the device again, if this one had it for itself."""
+        if self._exclusive.get(worker.device) == worker.index:
+            del self._exclusive[worker.device]
 
     def _collect(self) -> None:
         """Wait for an answer, the death of a worker or a timeout."""
@@ -189,12 +248,13 @@ class _PoolCall:
                 continue
             if message is None:
                 continue
-            self._scheduler.complete(worker.running.popleft(), framing.answer_from_json(*message))
+            self._finish(worker, framing.answer_from_json(*message))
             worker.since = time.monotonic()
         if self._timeout is not None:
             for worker in list(busy.values()):
                 if worker.ready and worker.running and time.monotonic() - worker.since >= self._timeout:
                     self._pool.replace(worker)
+                    self._release(worker)
                     self._scheduler.timed_out(worker.index, list(worker.running), self._timeout)
 
     def _worker_died(self, worker: _Worker) -> None:
@@ -203,6 +263,7 @@ class _PoolCall:
             while not worker.ready and worker.connection.poll():
                 worker.receive()
         self._pool.replace(worker)
+        self._release(worker)
         self._scheduler.worker_died(worker.index, list(worker.running))
 
     def _drain(self) -> None:

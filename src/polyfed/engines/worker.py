@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
@@ -24,7 +25,8 @@ def serve(connection: Connection) -> None:
     try:
         head, _ = framing.receive(connection)
         try:
-            host = make_host(head["host_factory"], head["description"])
+            os.environ.update(head["environment"])  # before anything uses a GPU
+            host = make_host(head["host_factory"], {**head["description"], "device": head["device"]})
         except Exception as error:
             framing.send(connection, {"broken": f"{type(error).__name__}: {error}"})
             return
@@ -34,8 +36,11 @@ def serve(connection: Connection) -> None:
             if head["do"] == "call":
                 call, shared = framing.call_from_json(head["call"]), block
             elif head["do"] == "task":
-                answer = host.handle(call, framing.task_from_json(head["task"], block), shared)
+                task = framing.task_from_json(head["task"], block)
+                answer = host.handle(call, task, shared, alone=head["alone"])
                 framing.send(connection, framing.answer_to_json(answer), answer.frame)
+            elif head["do"] == "free":
+                host.free_device()
             else:
                 framing.send(connection, {"peak": peak_rss()})
     except (EOFError, ConnectionError):

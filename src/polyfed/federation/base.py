@@ -15,6 +15,7 @@ import torch
 from polyfed.config import Config
 from polyfed.core import rng
 from polyfed.core.method import Method
+from polyfed.core.place import Place
 from polyfed.guards.privacy import PrivacyGuard
 from polyfed.guards.protections import Schedule, resolve
 from polyfed.models import ModelSpec, SplitModel, build
@@ -29,6 +30,7 @@ class FederationBase(ABC):
     method: Method
     global_test: Samples | None
     multipliers: Mapping[str, float] | None = None  # noise multipliers by field, if they were calibrated elsewhere
+    place: Place = Place()  # where this process computes with clients
     secret: str = ""  # of a site that runs on its own, so that no other participant can reproduce its noise
 
     @property
@@ -83,7 +85,12 @@ class FederationBase(ABC):
         """Build an architecture with initial weights from a random stream."""
         with rng.seeded(self.seed, "init", *stream):
             model = build(spec, shape=self.shape, classes=self.classes)
-        return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        model = self.place.module(model)
+        if self.config.train.compile:
+            for part in (model.backbone, model.head):
+                part.compile()
+        return model
 
     def common_model(self, spec: str) -> SplitModel:
         """Build an architecture with the initial weights that it has at the server and at every client."""

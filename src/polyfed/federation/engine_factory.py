@@ -7,9 +7,8 @@ from pathlib import Path
 from polyfed.core.engine import Engine
 from polyfed.engines.pool import PoolEngine
 from polyfed.engines.serial import SerialEngine
-from polyfed.federation import ray_nodes
+from polyfed.federation import placement, ray_nodes
 from polyfed.federation.simulation import HOST_FACTORY, SimulatedFederation, make_host
-from polyfed.machine import available_cores
 
 
 def make_engine(federation: SimulatedFederation, store: Path, scratch: Path) -> Engine:
@@ -19,7 +18,6 @@ def make_engine(federation: SimulatedFederation, store: Path, scratch: Path) -> 
         return SerialEngine(make_host(federation, store))
     if settings.name == "ray":
         return ray_nodes.ray_engine(federation, store, scratch)
-    workers = settings.workers if isinstance(settings.workers, int) else available_cores()
-    workers = min(workers, max(1, federation.config.per_round))
+    chosen = placement.pool_devices(settings, federation.config.per_round, federation.largest_model)
     description = {**federation.describe_for_workers(scratch), "store": str(store)}
-    return PoolEngine(HOST_FACTORY, description, workers, timeout=settings.timeout)
+    return PoolEngine(HOST_FACTORY, description, chosen, timeout=settings.timeout)

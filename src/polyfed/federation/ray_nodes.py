@@ -16,6 +16,7 @@ from polyfed.data import dataset as datasets
 from polyfed.engines.ray_cluster import Cluster, WorkerResources
 from polyfed.engines.ray_engine import RayEngine
 from polyfed.errors import InputError, PolyfedError
+from polyfed.federation import placement
 from polyfed.federation.simulation import USER_CODE, SimulatedFederation, file_format
 from polyfed.federation.start_weights import START_FILE
 from polyfed.models.instances import WEIGHTS_FILE
@@ -29,6 +30,7 @@ def ray_engine(federation: SimulatedFederation, store: Path, scratch: Path) -> R
     """Create an engine on a Ray cluster. Client states are saved on this machine, in `store`."""
     settings = federation.config.engine
     workers = settings.workers if isinstance(settings.workers, int) else None
+    placement.ray_device(settings)  # raises an error if GPUs are wanted and none are reserved
     resources = WorkerResources(settings.cpus_per_worker, settings.gpus_per_worker)
     cluster = Cluster(settings.address, workers, resources)
     try:
@@ -52,7 +54,9 @@ def host_on_node(description: Mapping[str, Any], files: Sequence[bytes], store: 
         local = {**description, "indices": folder, "dataset": dataset, "search": sys.path, "code": {}}
         federation = SimulatedFederation.from_description(local)
     engine = federation.config.engine
-    return Host(federation, store, size_in_bytes(engine.memory_budget), size_in_bytes(engine.message_limit))
+    federation.place = placement.ray_place(federation.config)
+    budget = placement.host_budget(federation.place, engine)
+    return Host(federation, store, budget, size_in_bytes(engine.message_limit))
 
 
 def _local_dataset(description: Mapping[str, Any]) -> Path:

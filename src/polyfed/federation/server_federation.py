@@ -13,12 +13,13 @@ from functools import cached_property, partial
 from polyfed.core import needs as requirements
 from polyfed.core.client_profile import Profile, layout
 from polyfed.core.filter import ServerFilter
+from polyfed.core.place import server_place
 from polyfed.core.rounds import initialise
 from polyfed.core.server import Server
 from polyfed.errors import InputError, nearest
 from polyfed.federation import alternatives, analysis_probes, splitting
 from polyfed.federation.base import FederationBase
-from polyfed.models import ModelSpec
+from polyfed.models import ModelSpec, SplitModel
 from polyfed.models.slicing import Family, skeleton
 from polyfed.runs.folder import RunFolder
 
@@ -104,9 +105,18 @@ class ServerFederation(FederationBase):
         shared = self._architecture_profile(self.specs[k])
         return dataclasses.replace(shared, name=self.names[k], samples=self.num_samples(k), position=k)
 
+    def largest_model(self) -> int:
+        """Return the size of the largest client model in bytes."""
+        return 4 * max(self._architecture_profile(spec).size for spec in set(self.specs))
+
     def profiles(self) -> tuple[Profile, ...]:
         """Return the profiles of all clients, in client order."""
         return tuple(self.profile(k) for k in range(len(self.names)))
+
+    def server_model(self, spec: str) -> SplitModel:
+        """Build an architecture on the server's device, with its common initial weights."""
+        model = self.common_model(spec)
+        return model if self.place.on_cpu else model.to(server_place(self.place).device)
 
     def server(self, roster: tuple[Profile, ...]) -> Server:
         """Build the server, before the method initialises its state."""
@@ -115,7 +125,8 @@ class ServerFederation(FederationBase):
             self.classes,
             self.config.rounds,
             self.seed,
-            self.common_model,
+            self.server_model,
+            place=server_place(self.place),
             family=self.family if self.method.one_model else None,
             filter=self.filter,
         )

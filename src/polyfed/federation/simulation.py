@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from polyfed import catalogue
+from polyfed import catalogue, devices
 from polyfed.config import Config, size_in_bytes
 from polyfed.config.code_digest import check_unchanged, code_digests
 from polyfed.config.start_files import start_files
@@ -31,7 +31,7 @@ from polyfed.data import partition_file
 from polyfed.data.merged_splits import merge_test
 from polyfed.data.partition_file import Partition
 from polyfed.errors import InputError, RunError
-from polyfed.federation import model_assignment, user_code
+from polyfed.federation import model_assignment, placement, user_code
 from polyfed.federation.client_metadata import client_metadata
 from polyfed.federation.server_federation import ServerFederation
 from polyfed.federation.start_weights import START_FILE, StartWeights
@@ -120,7 +120,9 @@ class SimulatedFederation(ServerFederation):
             test = self._subset(self.matched_test[k], self.dataset.test)
         else:
             test = self._subset(self.partition.test[k], self.dataset.train)
-        return Client(self.profile(k), model, train, test, self.training, build=self.common_model)
+        train, test = self.place.samples(train), self.place.samples(test)
+        device = self.place.device
+        return Client(self.profile(k), model, train, test, self.training, build=self.common_model, device=device)
 
     def check(self, roster: tuple[Profile, ...]) -> Server:
         self.start.check_method(self.method)
@@ -155,6 +157,7 @@ class SimulatedFederation(ServerFederation):
             "code": code_digests(self.config),
             "search": sys.path,
             "store": "",
+            "device_source": devices.source_of(self.config.engine.device),
             # calibrated once, here: workers need no privacy accountant
             "multipliers": {p.field: p.multiplier for p in self.guard.protections} if self.guard else {},
         }
@@ -170,6 +173,7 @@ class SimulatedFederation(ServerFederation):
     @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> SimulatedFederation:
         """Rebuild the federation of `describe_for_workers` in a worker."""
+        devices.load_source(description["device_source"])
         config = Config.from_dict(description["config"])
         sys.path[:] = description["search"]
         check_unchanged(description["code"])
@@ -277,11 +281,13 @@ def _matched_test(
 
 def host_from_description(description: Mapping[str, Any]) -> Host:
     """Build the host of a pool worker."""
-    return make_host(SimulatedFederation.from_description(description), Path(description["store"]))
+    federation = SimulatedFederation.from_description(description)
+    federation.place = placement.worker_place(description, federation.config)
+    return make_host(federation, Path(description["store"]))
 
 
 def make_host(federation: SimulatedFederation, store: Path) -> Host:
     """Build a host that runs the clients of a federation and saves their states in a folder."""
     engine = federation.config.engine
-    budget, limit = size_in_bytes(engine.memory_budget), size_in_bytes(engine.message_limit)
+    budget, limit = placement.host_budget(federation.place, engine), size_in_bytes(engine.message_limit)
     return Host(federation, FolderStore(store), budget, limit)

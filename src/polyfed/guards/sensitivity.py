@@ -35,10 +35,11 @@ def measured_sensitivity(client: Client, field: str, width: int, label: str) -> 
     with torch.no_grad():
         for x, _ in client.clean_pass():
             samples, channels, height, width_pixels = x.shape
-            rows = torch.randint(height, (samples,), generator=stream)
-            columns = torch.randint(width_pixels, (samples,), generator=stream)
+            rows = torch.randint(height, (samples,), generator=stream).to(x.device)
+            columns = torch.randint(width_pixels, (samples,), generator=stream).to(x.device)
+            values = torch.rand(samples, channels, generator=stream).to(x.device)
             changed = x.clone()
-            changed[torch.arange(samples), :, rows, columns] = torch.rand(samples, channels, generator=stream)
+            changed[torch.arange(samples, device=x.device), :, rows, columns] = values
             distances = torch.linalg.vector_norm(vector(changed) - vector(x), dim=1)
             largest = max(largest, float(distances.max()))
     return largest

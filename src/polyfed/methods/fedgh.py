@@ -85,7 +85,7 @@ class FedGH(Method):
         """Update h <- h - eta_s grad CE(h(v), c) on batches of reported pairs (v, c)."""
         head = server.build(server.roster[0].spec).head
         copy_into(head, server.memory.weights("head"))
-        reported = torch.zeros(server.classes, dtype=torch.bool)
+        reported = torch.zeros(server.classes, dtype=torch.bool, device=server.device)
         for table in tables:
             reported[table.classes] = True
 

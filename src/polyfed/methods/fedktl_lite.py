@@ -13,7 +13,7 @@ from torch import nn
 from polyfed.core import Method, Server, register, rng
 from polyfed.errors import InputError
 from polyfed.methods.fedktl.method import FedKTL
-from polyfed.models.generators import RandomConvGenerator, TextureGenerator, load_generator
+from polyfed.models.generators import RandomConvGenerator, TextureGenerator
 
 STAND_INS = {
     "random": "an untrained network; no pretrained generator, not comparable with published FedKTL numbers",
@@ -58,8 +58,6 @@ class FedKTLLite(FedKTL):
     def load_generator(self, server: Server) -> nn.Module:
         with rng.seeded(server.seed, "generator"):
             if self.generator == "trained":
-                return load_generator(
-                    self.source, self.checkpoint, latent_width=self.latent_width, sha256=self.sha256
-                )
+                return super().load_generator(server)
             kind = RandomConvGenerator if self.generator == "random" else TextureGenerator
-            return kind(self.latent_width).eval().requires_grad_(False)
+            return kind(self.latent_width).eval().requires_grad_(False).to(server.device)

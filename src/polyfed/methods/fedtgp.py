@@ -114,7 +114,9 @@ class FedTGP(Method):
         settings = TrainSettings(epochs=self.server_epochs, batch_size=self.server_batch, lr=self.server_lr)
         fit_rows([prototypes], loss, tables, settings, server.stream("prototypes"))
         server.state["trainable"] = weights_of(prototypes)
-        server.state["prototypes"] = ClassTable(torch.arange(server.classes), prototypes().detach())
+        server.state["prototypes"] = ClassTable(
+            torch.arange(server.classes, device=server.device), prototypes().detach()
+        )
 
     def margin_between(self, means: Tensor) -> float:
         """Return delta = min(m, tau), with m from the distances between class means; tau for a single mean."""
@@ -167,7 +169,7 @@ class TrainablePrototypes(nn.Module):
 
 def new_prototypes(server: Server) -> TrainablePrototypes:
     with rng.seeded(server.seed, "prototypes"):
-        return TrainablePrototypes(server.classes, server.features)
+        return TrainablePrototypes(server.classes, server.features).to(server.device)
 
 
 def margin_loss(v: Tensor, c: Tensor, prototypes: Tensor, delta: float) -> Tensor:

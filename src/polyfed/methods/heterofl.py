@@ -141,7 +141,7 @@ class HeteroFL(Method):
         family = server.family
         assert family is not None  # every federation with sub-models has one
         names = classifier_tensors(family.skeleton(server.profile(client).spec))
-        return names, reply.tensor("present").nonzero()[:, 0]
+        return names, reply.tensor("present").cpu().nonzero()[:, 0]
 
     # Static BatchNorm: clients measure the statistics of the new model, and the server pools them by counts.
 
@@ -226,7 +226,8 @@ class HeteroFL(Method):
 
 def present(client: Client) -> Tensor:
     """Return a mask of the classes of which a client has training samples."""
-    return torch.bincount(client.train.labels, minlength=client.classes) > 0
+    labels = client.train.labels
+    return labels.new_zeros(client.classes, dtype=torch.bool).index_fill_(0, labels, True)
 
 
 def rate_of(server: Server, client: str) -> float:

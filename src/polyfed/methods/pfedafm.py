@@ -80,7 +80,7 @@ class PFedAFM(Method):
         if self.buffers == "local" and "statistics" in client.state:
             received |= client.memory.weights("statistics")
         client.state |= {"auxiliary": msg["auxiliary"], "extractor": received}
-        client.state.setdefault("alpha", torch.full((client.profile.features,), self.alpha_start))
+        client.state.setdefault("alpha", torch.full((client.profile.features,), self.alpha_start).to(client.device))
         extractor = self.extractor(client)
         self.train_mixture(client, extractor)
         self.train_extractor(client, extractor)

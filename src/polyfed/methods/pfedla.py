@@ -83,7 +83,7 @@ class PFedLA(Method):
 
     def local_rows(self, server: Server, k: str, alpha: Tensor) -> Tensor:
         """HeurpFedLA: return which layers stay local, those of largest own weight, once the client has trained."""
-        rows = torch.zeros(len(alpha), dtype=torch.bool)
+        rows = torch.zeros(len(alpha), dtype=torch.bool, device=alpha.device)
         if f"model {k}" in server.state:
             order = alpha[:, self.column(server, k)].sort(descending=True, stable=True).indices
             rows[order[: self.local_layers]] = True
@@ -122,7 +122,8 @@ class PFedLA(Method):
             for names in self.layers(server).values()
         ]
         parameters = list(net.parameters())
-        gradients = torch.autograd.grad((alpha * torch.tensor(slopes)).sum(), parameters, allow_unused=True)
+        objective = (alpha * torch.tensor(slopes).to(alpha.device)).sum()
+        gradients = torch.autograd.grad(objective, parameters, allow_unused=True)
         with torch.no_grad():
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 if gradient is not None:
@@ -147,6 +148,7 @@ class PFedLA(Method):
     def hypernetwork(self, server: Server, k: str) -> Hypernetwork:
         with rng.seeded(server.seed, "pfedla", k):
             net = Hypernetwork(self.embedding, self.hidden, len(self.layers(server)), len(server.roster))
+        net.to(server.device)
         if f"hypernetwork {k}" in server.state:
             copy_into(net, server.memory.weights(f"hypernetwork {k}"))
         return net
@@ -160,7 +162,7 @@ class PFedLA(Method):
 
     def one_hot(self, server: Server, k: str) -> Tensor:
         """Return mixing weights that leave the client its own model."""
-        rows = torch.zeros(len(self.layers(server)), len(server.roster))
+        rows = torch.zeros(len(self.layers(server)), len(server.roster), device=server.device)
         rows[:, self.column(server, k)] = 1
         return rows
 

@@ -64,7 +64,7 @@ class TextureGenerator(nn.Module):
     def forward(self, latents: Tensor) -> Tensor:
         parts = latents.reshape(len(latents), -1, PER_TEXTURE, 1, 1)
         across, down, phase, row, column, *colour = parts.unbind(2)
-        grid = torch.linspace(-1, 1, SIZE)
+        grid = torch.linspace(-1, 1, SIZE, device=latents.device)
         x, y = grid[None, None, None, :], grid[None, None, :, None]
         waves = torch.sin(math.pi * (2 * across * x + 2 * down * y + phase))
         spots = torch.exp(-2 * ((x - torch.tanh(column)).square() + (y - torch.tanh(row)).square()))
@@ -109,7 +109,7 @@ def draw_latents(generator: nn.Module, count: int, stream: torch.Generator) -> T
         return torch.randn(count, int(generator.latent_width), generator=stream)  # type: ignore[arg-type]
     with torch.no_grad():
         latents: Tensor = draw(count, stream)
-    return latents.detach()
+    return latents.detach().cpu()  # copied to a device together with those of other steps
 
 
 def resized(images: Tensor, shape: tuple[int, ...]) -> Tensor:

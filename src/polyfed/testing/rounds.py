@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from polyfed.core.client import Client
-from polyfed.core.client_host import MEASURES, ClientMaker, Host
+from polyfed.core.client_evaluation import MEASURES
+from polyfed.core.client_host import ClientMaker, Host
 from polyfed.core.client_profile import Profile
 from polyfed.core.codec import decode
 from polyfed.core.cohort import Cohort
@@ -18,6 +19,7 @@ from polyfed.core.guard import Guard
 from polyfed.core.ledger import Ledger
 from polyfed.core.method import Method
 from polyfed.core.payload import Payload, State
+from polyfed.core.place import Place
 from polyfed.core.round_stats import RoundStats
 from polyfed.core.rounds import RoundLoop, initialise, one_torch_thread
 from polyfed.core.server import Server
@@ -56,6 +58,7 @@ class InMemoryClients:
     global_test: Samples | None = None
     guard: Guard | None = None
     secret: str = ""
+    place: Place = field(default_factory=Place)
 
     def make_client(self, name: str) -> Client:
         return next(client for client in (make() for make in self.clients) if client.name == name)

@@ -20,9 +20,10 @@ def recalibrate(model: nn.Module, samples: Samples, batch: int, *, shuffle: torc
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.reset_running_stats()
-        norm.momentum = None  # a plain mean over batches
     model.train()
-    for x, _ in samples.batches(max(2, batch), shuffle=shuffle, drop_single=True):
+    for number, (x, _) in enumerate(samples.batches(max(2, batch), shuffle=shuffle, drop_single=True), 1):
+        for norm in norms:
+            norm.momentum = 1.0 / number  # a plain mean over batches; momentum None would read a counter each time
         model(x)
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Literal
@@ -11,11 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.training.optimizers import SGD, Adam
+from polyfed.training.precision import Precision, use_precision
+from polyfed.training.random_draws import Draw, batch_sizes, drawn_ahead
 from polyfed.training.samples import Samples
 
 # A loss returns the task loss, or the task loss followed by further terms of the method. Their sum is minimised.
 # Training curves show the task loss only, so that methods can be compared.
-Loss = Callable[[Tensor, Tensor], Tensor | tuple[Tensor, ...]]
+# With `draw`, it also receives the random tensors of its step.
+Loss = Callable[..., Tensor | tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,9 @@ class TrainSettings:
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip_norm: float | None = None
+    precision: Precision = "fp32"
+    compile: bool = False  # applied to models when they are built
+    micro_batch: int | None = None  # samples per forward and backward pass; None: the whole batch
 
 
 @dataclass(frozen=True)
@@ -64,11 +71,13 @@ def fit(
     parameters: Iterable[nn.Parameter] | None = None,
     adjust: Callable[[], None] | None = None,
     optimizer: torch.optim.Optimizer | None = None,
+    draw: Draw | None = None,
 ) -> Fit:
     """Train `parameters` (default: all of `modules`) on shuffled batches of `samples`.
 
     `adjust` runs after every backward pass and before the optimiser step, for methods that correct gradients.
     `optimizer` is an optimiser of these parameters that continues from its state; by default a new one is made.
+    `draw` returns random tensors from the size of a batch, which are passed to the loss after the batch.
     """
     modules = list(modules)
     chosen = (p for m in modules for p in m.parameters()) if parameters is None else parameters
@@ -78,47 +87,86 @@ def fit(
         module.train()
     losses: list[Tensor] = []
     sizes: list[int] = []
-    for x, y in _epochs(samples, settings, shuffle, drop_single=has_batchnorm(modules)):
+    drop_single = has_batchnorm(modules)
+    for x, y, *drawn in _epochs(samples, settings, shuffle, draw, drop_single=drop_single):
         optimizer.zero_grad(set_to_none=True)
-        terms = loss(x, y)
-        task = terms if isinstance(terms, Tensor) else terms[0]
-        objective = task if isinstance(terms, Tensor) else reduce(torch.add, terms)
-        objective.backward()  # type: ignore[no-untyped-call]
+        if settings.micro_batch is not None and len(y) > settings.micro_batch:
+            task = accumulate_gradients(loss, (x, y, *drawn), settings, min_size=2 if drop_single else 1)
+        else:
+            task = compute_gradients(loss, (x, y, *drawn), settings)
         if settings.clip_norm is not None:
             _clip(trained, settings.clip_norm)
         if adjust is not None:
             adjust()
         optimizer.step()
-        losses.append(task.detach())
+        losses.append(task)
         sizes.append(len(y))
     optimizer.zero_grad(set_to_none=True)
     if not sizes:
         return Fit(0, 0, float("nan"))
-    mean = torch.stack(losses).double() @ torch.tensor(sizes, dtype=torch.float64) / sum(sizes)
+    mean = torch.stack(losses).cpu().double() @ torch.tensor(sizes, dtype=torch.float64) / sum(sizes)
     return Fit(len(sizes), sum(sizes), float(mean))
+
+
+def compute_gradients(loss: Loss, batch: Sequence[Tensor], settings: TrainSettings, weight: float = 1.0) -> Tensor:
+    """Run the forward and the backward pass of a batch. Return the task loss, without gradient."""
+    with use_precision(settings.precision, batch[1].device):
+        terms = loss(*batch)
+        task = terms if isinstance(terms, Tensor) else terms[0]
+        objective = task if isinstance(terms, Tensor) else reduce(torch.add, terms)
+    if weight != 1.0:
+        objective = objective * weight
+    objective.backward()  # type: ignore[no-untyped-call]
+    return task.detach()
+
+
+def accumulate_gradients(loss: Loss, batch: Sequence[Tensor], settings: TrainSettings, *, min_size: int) -> Tensor:
+    """Add up the gradients of parts of a batch, which need less memory than the whole. Return the mean task loss.
+
+    Means over the batch are means over the parts, weighted by their sizes. BatchNorm sees one part at a time.
+    """
+    size = len(batch[1])
+    count = min(-(-size // (settings.micro_batch or size)), max(1, size // min_size))
+    by_sample = [tensor.tensor_split(count) if len(tensor) == size else [tensor] * count for tensor in batch]
+    losses = []
+    for part in zip(*by_sample, strict=True):
+        weight = len(part[1]) / size
+        losses.append(compute_gradients(loss, part, settings, weight) * weight)
+    return torch.stack(losses).sum()
 
 
 def _clip(parameters: Iterable[nn.Parameter], norm: float) -> None:
     """Clip the gradient norm. The check costs a third of `clip_grad_norm_`, and few steps need clipping."""
     parameters = list(parameters)
-    norms = [torch.linalg.vector_norm(p.grad) for p in parameters if p.grad is not None]
-    if norms and torch.linalg.vector_norm(torch.stack(norms)) > norm:
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]
+    if not norms:
+        return
+    total = torch.linalg.vector_norm(torch.stack(norms))
+    if total.device.type != "cpu":  # the same without a check, which would wait for the device in every step
+        factor = (norm / (total + 1e-6)).clamp(max=1.0)
+        torch._foreach_mul_(gradients, torch.where(total > norm, factor, torch.ones_like(factor)))
+    elif total > norm:
         nn.utils.clip_grad_norm_(parameters, norm)
 
 
 def _epochs(
-    samples: Samples, settings: TrainSettings, shuffle: torch.Generator, *, drop_single: bool
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the batches of all epochs, or of the given number of steps."""
+    samples: Samples, settings: TrainSettings, shuffle: torch.Generator, draw: Draw | None, *, drop_single: bool
+) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the batches of all epochs, or of the given number of steps, each with its random tensors."""
     remaining = settings.steps
     epoch = 0
     while remaining is not None or epoch < settings.epochs:
         epoch += 1
         taken = 0
+        drawn: Iterator[tuple[Tensor, ...]] = itertools.repeat(())
+        if draw is not None:
+            sizes = batch_sizes(len(samples), settings.batch_size, drop_single=drop_single)[:remaining]
+            drawn = drawn_ahead(draw, sizes, samples.labels.device)
         for batch in samples.batches(settings.batch_size, shuffle=shuffle, drop_single=drop_single):
             if remaining is not None and taken >= remaining:
                 return
-            yield batch
+            yield *batch, *next(drawn)
             taken += 1
         if taken == 0:
             return

@@ -25,7 +25,7 @@ Probabilities = NDArray[np.float64]
 @torch.no_grad()
 def class_scores(predict: Callable[[Tensor], Tensor], samples: Samples) -> Tensor:
     """Return the scores of all samples, one row per sample and one column per class."""
-    return torch.cat([predict(x) for x, _ in samples.batches(EVALUATION_BATCH)])
+    return torch.cat([predict(x) for x, _ in samples.batches(EVALUATION_BATCH)]).cpu()
 
 
 def compute_metric(name: str, scores: Tensor, labels: Tensor) -> float | None:

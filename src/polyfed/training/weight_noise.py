@@ -19,6 +19,6 @@ def noisy(
     result = dict(after)
     for name in names:
         deviation = (after[name] - before[name]).std(correction=0)
-        noise = torch.randn(after[name].shape, generator=stream, dtype=after[name].dtype)
+        noise = torch.randn(after[name].shape, generator=stream, dtype=after[name].dtype).to(after[name].device)
         result[name] = after[name] + level * deviation * noise
     return result

@@ -27,12 +27,13 @@ def describe_classes(
     min_count: int = 1,
 ) -> ClassTable:
     """Return count, mean and covariance of `vector(x)` for every class with at least `min_count` samples."""
-    vectors, labels = [torch.zeros(0, features)], [torch.zeros(0, dtype=torch.int64)]
+    vectors, labels = [], []
     with torch.no_grad():
         for x, y in batches:
             vectors.append(vector(x))
             labels.append(y)
-    f, y = torch.cat(vectors), torch.cat(labels)
+    f = torch.cat(vectors) if vectors else torch.zeros(0, features)
+    y = torch.cat(labels) if labels else torch.zeros(0, dtype=torch.int64)
     classes = (torch.bincount(y) >= max(1, min_count)).nonzero()[:, 0].tolist()
     described = {c: describe(f[y == c], diagonal=diagonal, biased=biased) for c in classes}
     return _packed(described, statistics_width(features, diagonal))
@@ -50,13 +51,14 @@ def pool_classes(tables: Iterable[ClassTable], features: int, *, diagonal: bool 
 def sample_classes(table: ClassTable, features: int, count: int, *, ridge: float, stream: torch.Generator) -> Rows:
     """Sample `count` vectors of every class from its normal distribution, with their labels."""
     vectors = [sample(part, count, ridge=ridge, stream=stream) for part in _unpacked(table, features).values()]
-    return Rows(torch.cat([torch.zeros(0, features), *vectors]), table.classes.repeat_interleave(count))
+    none = table.values.new_zeros(0, features)
+    return Rows(torch.cat([none, *vectors]), table.classes.repeat_interleave(count))
 
 
 def _packed(classes: Mapping[int, Gaussian], width: int) -> ClassTable:
     rows = {c: torch.cat([part.mean, part.covariance.flatten()]).float() for c, part in classes.items()}
     table = ClassTable.of(rows, width)
-    counts = torch.tensor([classes[c].count for c in sorted(classes)], dtype=torch.int64)
+    counts = torch.tensor([classes[c].count for c in sorted(classes)], dtype=torch.int64).to(table.classes.device)
     return ClassTable(table.classes, table.values, counts)
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from polyfed.training.precision import double
+
 
 @dataclass(frozen=True)
 class Gaussian:
@@ -22,7 +24,7 @@ def describe(vectors: Tensor, *, diagonal: bool = False, biased: bool = False) -
     """Return count, mean and covariance of vectors (n, d). The divisor is n - 1, or n if `biased`; a single vector
     has covariance 0.
     """
-    count, values = len(vectors), vectors.double()
+    count, values = len(vectors), double(vectors)
     mean = values.mean(0)
     centred = values - mean
     scatter = centred.square().sum(0) if diagonal else centred.T @ centred
@@ -51,11 +53,11 @@ def sample(gaussian: Gaussian, count: int, *, ridge: float, stream: torch.Genera
     Uses eigenvectors, with negative eigenvalues set to 0: the covariance of fewer vectors than dimensions is
     singular.
     """
-    noise = torch.randn(count, len(gaussian.mean), generator=stream, dtype=torch.float64)
-    covariance, mean = gaussian.covariance.double(), gaussian.mean.double()
+    covariance, mean = double(gaussian.covariance), double(gaussian.mean)
+    noise = torch.randn(count, len(mean), generator=stream, dtype=torch.float64).to(mean.device)
     if covariance.ndim == 1:
         deviation = noise * (covariance + ridge).clamp(min=0).sqrt()
     else:
         values, directions = torch.linalg.eigh(covariance)
         deviation = (noise * (values + ridge).clamp(min=0).sqrt()) @ directions.T
-    return (mean + deviation).float()
+    return (mean + deviation).float().to(gaussian.mean.device)

@@ -13,7 +13,7 @@ from polyfed.core import Server, rng
 from polyfed.methods.dffke.decoder import EmbeddingDecoder
 from polyfed.methods.dffke.docking import Snapshots
 from polyfed.methods.dffke.pixel_statistics import pooled_statistics
-from polyfed.training.endless_batches import cycled
+from polyfed.training.endless_batches import cycled, started
 from polyfed.training.fit import TrainSettings, make_optimizer
 
 Codes = Mapping[str, Tensor]  # embeddings in the common space, by client
@@ -29,7 +29,7 @@ def new_decoder(server: Server, width: int, channels: int) -> EmbeddingDecoder:
     decoder.pixel_mean.copy_(mean)
     decoder.pixel_std.copy_(std)
     decoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return decoder
+    return decoder.to(server.device)
 
 
 def steps_per_client(rows: Collection[int], epochs: int, batch: int, least_steps: int) -> int:
@@ -55,7 +55,12 @@ def fit_decoder(
     """
     streams = {name: server.stream(f"decoder {name}") for name in codes}
     optimizer = make_optimizer(decoder.parameters(), TrainSettings(optimizer="adam", lr=lr))
-    batches = {name: cycled(rows, rows, batch, streams[name]) for name, rows in codes.items() if len(rows) > 1}
+    ahead = iterations if added_loss is None else 1  # an added loss uses the same stream
+    batches = {
+        name: started(cycled(rows, rows, batch, streams[name], ahead))
+        for name, rows in codes.items()
+        if len(rows) > 1
+    }
     decoder.train()
     mean_losses = []
     for _ in range(iterations):
@@ -74,6 +79,6 @@ def fit_decoder(
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         if losses:
-            mean_losses.append(float(torch.stack(losses).mean()))
+            mean_losses.append(torch.stack(losses).mean())
     optimizer.zero_grad(set_to_none=True)
-    return mean_losses
+    return torch.stack(mean_losses).tolist() if mean_losses else []

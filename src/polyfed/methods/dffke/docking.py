@@ -36,7 +36,7 @@ Snapshots = Mapping[str, ClientSnapshot]  # by client
 def embed_samples(client: Client) -> Tensor:
     """Return E_k = h_k(X_k): one row per training sample, without augmentation and in evaluation mode."""
     features = [client.model.features(x) for x, _ in client.clean_pass()]
-    return torch.cat([torch.zeros(0, client.profile.features), *features])
+    return torch.cat([torch.zeros(0, client.profile.features, device=client.device), *features])
 
 
 def snapshot(server: Server, name: str, upload: Payload, width: int) -> ClientSnapshot:
@@ -49,7 +49,7 @@ def snapshot(server: Server, name: str, upload: Payload, width: int) -> ClientSn
     copy_into(model, upload.weights("model"))
     model.eval().requires_grad_(False)
     with rng.seeded(server.seed, "docking", profile.spec):
-        docking = nn.Linear(profile.features, width)
+        docking = nn.Linear(profile.features, width).to(server.device)
     previous = upload.get("docking") or subtree(server.state["docking"]).get(name)
     if previous is not None:
         copy_into(docking, view({"docking": previous}).weights("docking"))
@@ -61,7 +61,7 @@ def snapshot(server: Server, name: str, upload: Payload, width: int) -> ClientSn
 def unify(server: Server, clients: Snapshots, *, width: int, iterations: int, lr: float) -> list[float]:
     """Train the docking layers with a new head that is then dropped, and store them in the server's state."""
     with rng.seeded(server.seed, "head", server.round):
-        head = nn.Linear(width, server.classes)
+        head = nn.Linear(width, server.classes).to(server.device)
     losses = fit_docking(clients, head, iterations=iterations, lr=lr)
     docking = {name: weights_of(client.docking) for name, client in clients.items()}
     server.state["docking"] = {**subtree(server.state["docking"]), **docking}
@@ -96,7 +96,7 @@ def fit_docking(
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             losses.append(loss.detach())
-        mean_losses.append(float(torch.stack(losses).mean()))
+        mean_losses.append(torch.stack(losses).mean())
     for client in clients.values():
         client.docking.requires_grad_(False)
-    return mean_losses
+    return torch.stack(mean_losses).tolist() if mean_losses else []

@@ -16,8 +16,9 @@ from polyfed.methods.dffke.local_training import exchange_optimizer, keep_optimi
 from polyfed.methods.dffke.messages import round_key, subtree
 from polyfed.methods.dffke.replay_index import replay_batches
 from polyfed.methods.dffke.synthetic_images import TransferImages
-from polyfed.training.endless_batches import cycled
+from polyfed.training.endless_batches import cycled, started
 from polyfed.training.fit import has_batchnorm
+from polyfed.training.random_draws import copied
 from polyfed.training.samples import EVALUATION_BATCH
 
 MIN_PROBABILITY = 1e-8
@@ -52,7 +53,9 @@ def replayed_rows(client: Client, teacher: str, counts: Value, turns: int, batch
     """
     sizes = {key: int(view(subtree(counts)).number(key)) for key in subtree(counts)}
     stream = partial(rng.generator, client.seed, "review", client.round, teacher)
-    return replay_batches(sizes, turns, batch, stream)
+    batches = replay_batches(sizes, turns, batch, stream)
+    rows = copied([rows for _, rows in batches], client.device)
+    return [(key, at) for (key, _), at in zip(batches, rows, strict=True)]
 
 
 @torch.no_grad()
@@ -64,7 +67,7 @@ def teacher_outputs(
     Images are decoded in chunks to save memory.
     """
     now, turns = round_key(client.round), int(msg.number("turns"))
-    rows = {"targets": [(now, torch.arange(images.count(now, client.name)))]}
+    rows = {"targets": [(now, torch.arange(images.count(now, client.name), device=client.device))]}
     rows["memory"] = replayed_rows(client, client.name, msg.get("review"), turns, batch)
     outputs = {}
     for field, batches in rows.items():
@@ -81,12 +84,13 @@ def exchange_batches(client: Client, msg: Payload, images: TransferImages, batch
     current: dict[str, Iterator[tuple[Tensor, Tensor]]] = {}
     past: dict[str, list[tuple[str, Tensor, Tensor]]] = {}  # round, rows of images, rows of outputs
     for teacher in targets:
-        rows = torch.arange(images.count(now, teacher))
-        current[teacher] = cycled(rows, rows, batch, client.stream(f"exchange {teacher}"))
+        rows = torch.arange(images.count(now, teacher), device=client.device)
+        current[teacher] = started(cycled(rows, rows, batch, client.stream(f"exchange {teacher}"), turns))
         replayed = replayed_rows(client, teacher, subtree(msg.get("review")).get(teacher), turns, batch)
         ends = torch.tensor([len(rows) for _, rows in replayed]).cumsum(0).tolist()
         past[teacher] = [
-            (key, rows, torch.arange(end - len(rows), end)) for (key, rows), end in zip(replayed, ends, strict=True)
+            (key, rows, torch.arange(end - len(rows), end, device=client.device))
+            for (key, rows), end in zip(replayed, ends, strict=True)
         ]
     for turn in range(turns):
         for teacher, replay in past.items():

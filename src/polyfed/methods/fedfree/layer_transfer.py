@@ -45,8 +45,8 @@ class MappedLayers:
         total = self._sums.setdefault(
             (shape, with_bias),
             _Sum(
-                torch.zeros(shape, dtype=torch.float64),
-                torch.zeros(shape[0], dtype=torch.float64) if with_bias else None,
+                layer.weight.new_zeros(shape, dtype=torch.float64),
+                layer.weight.new_zeros(shape[0], dtype=torch.float64) if with_bias else None,
             ),
         )
         total.weight += crop(layer.weight, shape)
@@ -68,7 +68,7 @@ def average(mapped: MappedLayers) -> tuple[Tensor, Tensor | None]:
     by_tensor = [(fraction, weight) for fraction, weight, _ in means], [(f, b) for f, _, b in means if b is not None]
     averages = []
     for own, parts in zip(target.tensors, by_tensor, strict=False):
-        total, weight = torch.zeros(own.shape, dtype=torch.float64), torch.zeros(own.shape, dtype=torch.float64)
+        total, weight = (own.new_zeros(own.shape, dtype=torch.float64) for _ in range(2))
         for fraction, mean in parts:
             crop(total, mean.shape).add_(mean, alpha=fraction)
             crop(weight, mean.shape).add_(fraction)

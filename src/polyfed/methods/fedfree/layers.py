@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from polyfed.training.precision import double
+
 KINDS = {"conv": 4, "linear": 2, "depthwise": 4}  # kinds of layers that are shared, with the dimensions of a weight
 EPSILON = 1e-12  # smallest mean square that a change is divided by: a layer may be all zeros before training
 
@@ -81,7 +83,7 @@ def find_layers(model: nn.Module, kinds: Collection[str], exclude: nn.Module | N
 
 def with_change(now: Layer, before: Layer) -> Layer:
     """Return the layer with its relative change |now - before|^2 / |before|^2 (Eq. 2); -inf if it is not finite."""
-    pairs = [(new.double(), old.double()) for new, old in zip(now.tensors, before.tensors, strict=True)]
+    pairs = [(double(new), double(old)) for new, old in zip(now.tensors, before.tensors, strict=True)]
     difference = float(sum((new - old).square().sum() for new, old in pairs))
     norm = float(sum(old.square().sum() for _, old in pairs))
     smallest = EPSILON * sum(old.numel() for _, old in pairs)

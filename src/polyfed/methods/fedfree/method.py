@@ -136,7 +136,8 @@ class FedFree(Method):
     def aggregate(self, server: Server, mapped: Sequence[MappedLayers], uploads: Sequence[UploadedLayer]) -> None:
         """Update every global layer that client layers are mapped to."""
         net = [self.update_layer(server, layers) if layers.layers else layers.target for layers in mapped]
-        updates = server.memory.tensor("updates") + torch.tensor([layers.layers > 0 for layers in mapped])
+        learned = torch.tensor([layers.layers > 0 for layers in mapped]).to(server.device)
+        updates = server.memory.tensor("updates") + learned
         sources = with_sources(server.state["sources"], uploads)
         server.state = {"layers": pack_layers(net), "updates": updates, "sources": sources}
 
@@ -149,7 +150,8 @@ class FedFree(Method):
         else:
             if self.pseudo == "sampled":  # the same pseudo-data for the global layer and all layers mapped to it
                 shape = pseudo_data_shape(target, self.pseudo_batch)
-                inputs = torch.randn(shape, generator=server.stream(f"pseudo {target.index}"))
+                stream = server.stream(f"pseudo {target.index}")
+                inputs = torch.randn(shape, generator=stream).to(server.device)
             weight, bias = distil(mapped, self.server_lr, self.server_steps, inputs)
         return replace(target, weight=weight, bias=bias)
 

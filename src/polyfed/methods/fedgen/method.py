@@ -23,6 +23,7 @@ from polyfed.core.schema import ScalarField, TensorField, TreeField, WeightsFiel
 from polyfed.methods.lg_fedavg import adopt_head, predict_with_local_head
 from polyfed.training.fit import TrainSettings, make_optimizer
 from polyfed.training.optimizer_state import load_tensors, state_tensors
+from polyfed.training.random_draws import drawn_ahead
 
 
 @register("fedgen")
@@ -82,7 +83,8 @@ class FedGen(Method):
         cohort.measure("personal", "global")  # clients are evaluated while the server trains the generator
         distribution = self.label_distribution(server, cohort)
         if sum(samples) > 0 and distribution.any() and not self.untrained_generator:
-            self.train_generator(server, heads, torch.tensor(samples) / sum(samples), distribution)
+            p = (torch.tensor(samples) / sum(samples)).to(server.device)
+            self.train_generator(server, heads, p, distribution)
 
     @step(
         down={"head": WeightsField("head"), "generator": TreeField(), "shares": TensorField(("classes",))},
@@ -97,14 +99,16 @@ class FedGen(Method):
         generator = self.received_generator(client, msg)
         distribution, stream = msg.tensor("shares"), client.stream("generated")
 
-        def loss(x: Tensor, y: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        def loss(x: Tensor, y: Tensor, *drawn: Tensor) -> Tensor | tuple[Tensor, Tensor]:
             task = client.cross_entropy(x, y)
-            if not distribution.any():
+            if not drawn:
                 return task
-            labels, f = generator.sample(distribution, client.settings.batch_size, stream)  # y~, G(y~, eps)
+            labels, noise = drawn
+            f = generator(labels, noise)  # y~, G(y~, eps)
             return task, self.guidance * F.cross_entropy(client.model.head(f), labels)
 
-        client.fit(loss)
+        shares, size = distribution.cpu(), client.settings.batch_size
+        client.fit(loss, draw=(lambda _: generator.draw(shares, size, stream)) if shares.any() else None)
         reply: Reply = {"head": weights_of(client.model.head), "samples": len(client.train)}
         if "counted" in client.state:
             return reply
@@ -113,7 +117,7 @@ class FedGen(Method):
 
     def received_generator(self, client: Client, msg: Payload) -> FeatureGenerator:
         """Return the server's generator, frozen and in evaluation mode."""
-        generator = self.generator(client.seed, client.classes, client.profile.features)
+        generator = self.generator(client.seed, client.classes, client.profile.features).to(client.device)
         copy_into(generator, msg.weights("generator"))
         return generator.eval().requires_grad_(False)
 
@@ -130,21 +134,23 @@ class FedGen(Method):
         """Return the pooled label distribution of the clients that sent their counts; all 0 if there are none."""
         sent = server.memory.weights("labels")
         chosen = [sent[name] for name in (cohort.ids if self.labels_of == "participants" else sent) if name in sent]
-        counts = sum((t.double().clamp(min=0) for t in chosen), torch.zeros(server.classes, dtype=torch.float64))
+        none = torch.zeros(server.classes, dtype=torch.float64, device=server.device)
+        counts = sum((t.double().clamp(min=0) for t in chosen), none)
         return (counts / counts.sum().clamp(min=1)).float()
 
     def train_generator(
         self, server: Server, heads: Sequence[dict[str, Tensor]], p: Tensor, distribution: Tensor
     ) -> None:
         """Minimise CE(sum_k p_k h_k(G(y, eps)), y) over G, with y drawn from the label distribution."""
-        generator = self.generator(server.seed, server.classes, server.features)
+        generator = self.generator(server.seed, server.classes, server.features).to(server.device)
         copy_into(generator, server.memory.weights("generator"))
         optimizer = make_optimizer(generator.parameters(), TrainSettings(optimizer="adam", lr=self.generator_lr))
         load_tensors(optimizer, server.memory.weights("adam"))
         head, stream = server.build(server.roster[0].spec).head.eval(), server.stream("generator")
         stacked = {name: torch.stack([h[name] for h in heads]) for name in heads[0]}
-        for _ in range(self.generator_steps):
-            y, f = generator.sample(distribution, self.generator_batch, stream)
+        shares, sizes = distribution.cpu(), [self.generator_batch] * self.generator_steps
+        for y, noise in drawn_ahead(lambda size: generator.draw(shares, size, stream), sizes, server.device):
+            f = generator(y, noise)
             z = vmap(lambda h, f=f: functional_call(head, h, (f,)))(stacked)  # logits of every h_k
             optimizer.zero_grad(set_to_none=True)
             F.cross_entropy(torch.einsum("k,kbc->bc", p, z), y).backward()  # type: ignore[no-untyped-call]
@@ -161,14 +167,22 @@ class FeatureGenerator(nn.Module):
 
     def __init__(self, classes: int, noise: int, hidden: int, features: int) -> None:
         super().__init__()
-        self.noise = noise
+        self.classes, self.noise = classes, noise
         self.layers = nn.Sequential(
             nn.Linear(classes + noise, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, features)
         )
 
+    def draw(self, distribution: Tensor, number: int, stream: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Draw labels from the label distribution, and noise for each."""
+        labels = torch.multinomial(distribution, number, replacement=True, generator=stream)
+        return labels, torch.rand(number, self.noise, generator=stream)
+
     def sample(self, distribution: Tensor, number: int, stream: torch.Generator) -> tuple[Tensor, Tensor]:
         """Draw labels from the label distribution, and generate a feature for each."""
-        labels = torch.multinomial(distribution, number, replacement=True, generator=stream)
-        noise = torch.rand(number, self.noise, generator=stream)
-        features: Tensor = self.layers(torch.cat([F.one_hot(labels, len(distribution)).float(), noise], 1))
-        return labels, features
+        labels, noise = self.draw(distribution, number, stream)
+        return labels, self(labels, noise)
+
+    def forward(self, labels: Tensor, noise: Tensor) -> Tensor:
+        """Return a feature for every label."""
+        features: Tensor = self.layers(torch.cat([F.one_hot(labels, self.classes).float(), noise], 1))
+        return features

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from polyfed.core.payload import Payload, Value, Weights
 from polyfed.errors import PayloadError
+from polyfed.training.precision import double
 
 
 def compress(weights: Mapping[str, Tensor], energy: float) -> dict[str, Value]:
@@ -38,7 +39,7 @@ def _factors(tensor: Tensor, energy: float) -> dict[str, Value] | None:
         return None
     matrix = tensor.reshape(len(tensor), -1)  # a convolution [o, i, a, b] as o x (i a b)
     m, n = matrix.shape
-    left, singular, right = torch.linalg.svd(matrix.double(), full_matrices=False)
+    left, singular, right = torch.linalg.svd(double(matrix), full_matrices=False)
     r = rank_for(singular, energy)
     if r * (m + n + 1) >= m * n:
         return None

@@ -69,7 +69,7 @@ class FedKD(Method):
         for k, reply in cohort.stream(self.train, shared=shared, each=each):
             weight = reply.number("samples") if self.weights == "samples" else 1.0
             mean.add(apply_update(before, reply["update"]), weight)
-            called[k] = torch.tensor(server.round)
+            called[k] = torch.tensor(server.round).to(server.device)
         after = mean.result(before)  # w + mean_k of the updates
         update = compress({name: after[name] - before[name] for name in before}, energy)
         server.state = {"mentee": apply_update(before, update), "update": update, "called": called}
@@ -135,7 +135,7 @@ class FedKD(Method):
     def hidden_map(self, client: Client, width: int) -> nn.Linear:
         """Return M, the map from features of the mentee to features of the mentor. It stays at the client."""
         with rng.seeded(client.seed, "map", client.name):
-            hidden = nn.Linear(width, client.model.feature_dim, bias=False)
+            hidden = nn.Linear(width, client.model.feature_dim, bias=False).to(client.device)
         if "map" in client.state:
             client.load(client.memory.weights("map"), into=hidden)
         return hidden

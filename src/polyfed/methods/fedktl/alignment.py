@@ -57,10 +57,16 @@ def train_transformer(
     # the centroids are trained together with F, as in the released code
     trained = nn.Embedding(classes, latent_width, _weight=centroids().dense(classes)[0])
 
-    def loss(q: Tensor, y: Tensor) -> Tensor:
+    def loss(q: Tensor, y: Tensor, latents: Tensor) -> Tensor:
         mapped = transformer(q)
-        latents = draw_latents(generator, len(q), stream)
         return mmd(mapped, latents) + alignment * F.mse_loss(mapped, trained(y))
 
-    fit_rows([transformer, trained], loss, uploads, settings, stream)
+    fit_rows(
+        [transformer, trained],
+        loss,
+        uploads,
+        settings,
+        stream,
+        draw=lambda batch: (draw_latents(generator, batch, stream),),
+    )
     return centroids()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -26,12 +27,26 @@ def make_pairs(server: Server, generator: nn.Module) -> dict[str, Value]:
     return {"latents": latents, "images": resized(images, (channels, height, width))}
 
 
-def pair_batches(client: Client, msg: Payload) -> Iterator[tuple[Tensor, Tensor]] | None:
-    """Return endless batches of the received images and latents, or None if there are none yet."""
-    latents, shape = msg.table("latents").values, client.train.inputs.shape[1:]
-    if not len(latents):
-        return None
-    images = msg.tensor("images")
-    if images.shape != (len(latents), *shape):
-        raise PayloadError(f"field 'images' has shape {tuple(images.shape)}, expected {(len(latents), *shape)}")
-    return cycled(images, latents, client.settings.batch_size, client.stream("pairs"))
+@dataclass(frozen=True)
+class Pairs:
+    """Received images and latents, and endless batches of their indices."""
+
+    images: Tensor
+    latents: Tensor
+    batches: Iterator[tuple[Tensor, Tensor]]
+
+    @staticmethod
+    def received(client: Client, msg: Payload) -> Pairs | None:
+        """Return the pairs of a message, or None if there are none yet."""
+        latents, shape = msg.table("latents").values, client.train.inputs.shape[1:]
+        if not len(latents):
+            return None
+        images = msg.tensor("images")
+        if images.shape != (len(latents), *shape):
+            raise PayloadError(f"field 'images' has shape {tuple(images.shape)}, expected {(len(latents), *shape)}")
+        rows = torch.arange(len(latents))
+        return Pairs(images, latents, cycled(rows, rows, client.settings.batch_size, client.stream("pairs")))
+
+    def draw(self, batch: int) -> tuple[Tensor]:
+        """Return the indices of the pairs of the next step."""
+        return (next(self.batches)[0],)

@@ -36,7 +36,7 @@ from polyfed.core.options import Degenerate
 from polyfed.core.schema import FromMethod
 from polyfed.errors import InputError
 from polyfed.methods.fedktl.alignment import feature_transformer, train_transformer
-from polyfed.methods.fedktl.image_latent_pairs import IMAGE_SIZE, make_pairs, pair_batches
+from polyfed.methods.fedktl.image_latent_pairs import IMAGE_SIZE, Pairs, make_pairs
 from polyfed.methods.fedktl.simplex import arcface, simplex_etf
 from polyfed.models.generators import load_generator
 from polyfed.training import TrainSettings
@@ -131,22 +131,23 @@ class FedKTL(Method):
         """Train on L_A + mu MSE(proj(f(image_c)), w_c), and return the mean direction of each class."""
         client.state |= {name: value for name, value in msg.items() if name in ("simplex", "projection")}
         simplex = client.memory.tensor("simplex")
-        projection = nn.Linear(client.profile.features, self.latent_width)
+        projection = nn.Linear(client.profile.features, self.latent_width).to(client.device)
         client.load(client.memory.weights("projection"), into=projection)
-        pairs = pair_batches(client, msg)
+        pairs = Pairs.received(client, msg)
 
-        def loss(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        def loss(x: Tensor, y: Tensor, *pair: Tensor) -> tuple[Tensor, ...]:
             cosines = self.direction(client, x) @ simplex.T  # <q, V_j>
             task = F.cross_entropy(arcface(cosines, y, margin=self.margin, scale=self.scale), y)  # L_A
             if pairs is None:
                 return (task,)
-            images, latents = next(pairs)
+            images, latents = pairs.images[pair[0]], pairs.latents[pair[0]]
             client.model.eval()
             f = client.model.features(images)
             client.model.train()
             return task, self.guidance * F.mse_loss(projection(f), latents)
 
-        client.fit(loss, modules=[client.model, projection], clip_norm=self.clip_norm)
+        draw = None if pairs is None else pairs.draw
+        client.fit(loss, modules=[client.model, projection], clip_norm=self.clip_norm, draw=draw)
         if self.persist_projection:
             client.state["projection"] = weights_of(projection)
         means = client.class_means(
@@ -158,7 +159,7 @@ class FedKTL(Method):
     def update_centroids(self, server: Server, generator: nn.Module, uploads: Sequence[ClassTable]) -> None:
         """Train F on the uploads, and update the centroids of their classes. Other classes keep their centroid."""
         with rng.seeded(server.seed, "transformer"):
-            transformer = feature_transformer(server.classes, self.latent_width)
+            transformer = feature_transformer(server.classes, self.latent_width).to(server.device)
         copy_into(transformer, server.memory.weights("transformer"))
         settings = TrainSettings(
             epochs=self.server_epochs,
@@ -182,7 +183,10 @@ class FedKTL(Method):
 
     def load_generator(self, server: Server) -> nn.Module:
         with rng.seeded(server.seed, "generator"):
-            return load_generator(self.source, self.checkpoint, latent_width=self.latent_width, sha256=self.sha256)
+            generator = load_generator(
+                self.source, self.checkpoint, latent_width=self.latent_width, sha256=self.sha256
+            )
+        return generator.to(server.device)
 
     def generator_record(self) -> dict[str, str | bool]:
         """Return what the events of a run say about the generator."""

@@ -126,7 +126,7 @@ class FedL2G(Method):
     def mean_gradient(self, server: Server, uploads: Sequence[ClassTable]) -> tuple[Tensor, Tensor]:
         """Return pi^t, and how many clients sent a row of each class. Rows that no client sent are 0."""
         total = torch.zeros_like(server.memory.tensor("vectors"), dtype=torch.float64)
-        senders = torch.zeros(len(total), dtype=torch.float64)
+        senders = total.new_zeros(len(total))
         for table in uploads:
             total[table.classes] += table.values
             senders[table.classes] += 1
@@ -174,7 +174,7 @@ class FedL2G(Method):
                 lambda x: self.outputs(client, x),
                 vectors,
                 (x, y),
-                (model_inputs(quiz.inputs), quiz.labels),
+                (model_inputs(quiz.inputs.to(client.device)), quiz.labels),
                 lr=client.settings.lr,
                 weight=self.weight,
                 product=self.gradient,

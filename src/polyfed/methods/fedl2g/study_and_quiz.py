@@ -27,4 +27,4 @@ def random_study_batches(client: Client, study: Samples, count: int) -> list[tup
     """Return random batches of the study set, each drawn from the whole set."""
     generator, size = client.stream("study"), client.settings.batch_size
     batches = [study.subset(torch.randperm(len(study), generator=generator)[:size]) for _ in range(count)]
-    return [(model_inputs(batch.inputs), batch.labels) for batch in batches]
+    return [(model_inputs(batch.inputs.to(client.device)), batch.labels) for batch in batches]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from polyfed.core import ClassTable
+from polyfed.training.precision import double
 
 
 def row_width(features: int, rank: int) -> int:
@@ -24,8 +25,8 @@ def describe_classes(vectors: Tensor, labels: Tensor, rank: int, min_count: int)
     """Return one row for every class with at least `min_count` of the vectors (n, features), with counts."""
     classes, counts = torch.unique(labels, return_counts=True)
     sent = counts >= max(1, min_count)
-    rows = [_described(vectors[labels == c].double(), rank) for c in classes[sent]]
-    values = torch.stack(rows) if rows else torch.zeros(0, row_width(vectors.shape[1], rank))
+    rows = [_described(double(vectors[labels == c]), rank) for c in classes[sent]]
+    values = torch.stack(rows) if rows else vectors.new_zeros(0, row_width(vectors.shape[1], rank))
     return ClassTable(classes[sent], values, counts[sent])
 
 
@@ -35,7 +36,8 @@ def pool_classes(tables: Sequence[ClassTable], features: int, rank: int) -> Clas
     for c in sorted({c for table in tables for c in table.classes.tolist()}):
         held = [(table.row(c), table.count(c)) for table in tables]
         rows, counts = zip(*((row, count) for row, count in held if row is not None), strict=True)
-        pooled[c] = _pooled(torch.stack(rows).double(), torch.tensor(counts).double(), features, rank)
+        values = torch.stack(rows).double()
+        pooled[c] = _pooled(values, torch.tensor(counts).double().to(values.device), features, rank)
     return ClassTable.of(pooled, row_width(features, rank))
 
 
@@ -43,8 +45,8 @@ def sample_class(row: Tensor, features: int, count: int, noise: float, stream: t
     """Draw `count` vectors from the Gaussian of a row, with `noise` squared added to every variance."""
     mean, variance, factors = _parts(row, features)
     remainder = (variance - factors.square().sum(0)).clamp(min=0) + noise**2
-    common = torch.randn(count, len(factors), generator=stream) @ factors
-    return mean + common + remainder.sqrt() * torch.randn(count, features, generator=stream)
+    common = torch.randn(count, len(factors), generator=stream).to(row.device) @ factors
+    return mean + common + remainder.sqrt() * torch.randn(count, features, generator=stream).to(row.device)
 
 
 def _described(vectors: Tensor, rank: int) -> Tensor:
@@ -66,7 +68,7 @@ def _pooled(rows: Tensor, counts: Tensor, features: int, rank: int) -> Tensor:
 def _row(mean: Tensor, variance: Tensor, roots: Tensor, rank: int) -> Tensor:
     """Return a row from the mean, the variances and any matrix with `roots.T @ roots` close to the covariance."""
     _, singular, directions = torch.linalg.svd(roots, full_matrices=False)
-    factors = torch.zeros(rank, len(mean), dtype=mean.dtype)
+    factors = mean.new_zeros(rank, len(mean))
     kept = min(rank, len(singular))
     factors[:kept] = singular[:kept, None] * directions[:kept]
     return torch.cat([mean, variance, factors.flatten()]).float()

@@ -28,7 +28,6 @@ from polyfed.methods.fedlatent.class_gaussians import describe_classes, pool_cla
 from polyfed.methods.fedlatent.decoder import ConditionalDecoder, decoder_layout
 from polyfed.training import fit
 from polyfed.training.optimizers import Adam
-from polyfed.training.samples import model_inputs
 
 SHOWN = 8  # synthetic images of every class that are kept for a figure
 DECODER = TreeField(layout=FromMethod("decoder_layout"))
@@ -114,9 +113,12 @@ class FedLatent(Method):
         means, known = msg.table("means").dense(client.classes)
         stream = client.stream("noise")
 
-        def loss(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        def draw(batch: int) -> tuple[Tensor]:
+            return (torch.randn(batch, client.profile.features, generator=stream),)
+
+        def loss(x: Tensor, y: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             z = client.model.features(x)
-            decoded = decoder(z + self.noise * torch.randn(z.shape, generator=stream), y)
+            decoded = decoder(z + self.noise * noise, y)
             error = F.mse_loss(decoded, x)
             distance = ((z - means[y]).square().sum(1) * known[y]).mean() / (2 * x[0].numel())
             return F.cross_entropy(client.model.head(z), y), self.reconstruction * error, self.alignment * distance
@@ -125,7 +127,7 @@ class FedLatent(Method):
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
-        client.fit(loss, adjust=step_decoder)
+        client.fit(loss, adjust=step_decoder, draw=draw)
         client.state["trained"] = True
         width, count = client.profile.features, self.min_class_count
         table = client.class_means(client.model.features, width, min_count=count)
@@ -159,19 +161,21 @@ class FedLatent(Method):
         stream, real = client.stream("fine-tune"), client.train
         latents, labels = self.sample(msg, self.samples_per_class, stream)
 
-        def loss(z: Tensor, y: Tensor) -> Tensor:
+        def draw(batch: int) -> tuple[Tensor]:
+            count = round(self.real_ratio * batch) if len(real) else 0
+            return (torch.randint(max(1, len(real)), (count,), generator=stream),)
+
+        def loss(z: Tensor, y: Tensor, at: Tensor) -> Tensor:
             with torch.no_grad():
                 x = decoder(z, y)
-            count = round(self.real_ratio * len(y)) if len(real) else 0
-            at = torch.randint(max(1, len(real)), (count,), generator=stream)
-            x, y = torch.cat([x, model_inputs(real.inputs[at])]), torch.cat([y, real.labels[at]])
-            return F.cross_entropy(client.model(x), y)
+            real_x, real_y = real.select(at)
+            return F.cross_entropy(client.model(torch.cat([x, real_x])), torch.cat([y, real_y]))
 
         client.model.train()
         for part in client.model.modules():  # BatchNorm keeps the running statistics of real images
             part.training = not isinstance(part, nn.modules.batchnorm._BatchNorm)
         settings = dataclasses.replace(client.settings, epochs=1, steps=None, optimizer="adam", lr=self.finetune_lr)
-        fit([], loss, Rows(latents, labels), settings, stream, parameters=client.model.parameters())
+        fit([], loss, Rows(latents, labels), settings, stream, parameters=client.model.parameters(), draw=draw)
         with torch.no_grad():
             for name, weight in client.model.named_parameters():  # untuned + interpolation * (tuned - untuned)
                 weight.lerp_(untuned[name], 1 - self.interpolation)
@@ -181,11 +185,12 @@ class FedLatent(Method):
         table = msg.table("statistics")
         features = table.width // (2 + self.rank)
         drawn = [sample_class(row, features, count, self.noise, stream) for row in table.values]
-        return torch.cat([torch.zeros(0, features), *drawn]), table.classes.repeat_interleave(count)
+        return torch.cat([table.values.new_zeros(0, features), *drawn]), table.classes.repeat_interleave(count)
 
     def load_decoder(self, seed: int, profile: Profile, msg: Payload) -> ConditionalDecoder:
-        decoder = self.new_decoder(seed, profile)
-        copy_into(decoder, msg.weights("decoder"))
+        weights = msg.weights("decoder")
+        decoder = self.new_decoder(seed, profile).to(next(iter(weights.values())).device)
+        copy_into(decoder, weights)
         return decoder
 
     def new_decoder(self, seed: int, profile: Profile) -> ConditionalDecoder:

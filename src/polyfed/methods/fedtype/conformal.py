@@ -23,19 +23,26 @@ class Conformal:
     free_ranks: int  # k_reg
     threshold: float = math.inf
 
-    def scores(self, logits: Tensor, stream: torch.Generator) -> Tensor:
-        """Return for every label the total probability before it, a random part of its own, and its penalty."""
+    def scores(self, logits: Tensor, fraction: Tensor) -> Tensor:
+        """Return for every label the total probability before it, a random part of its own, and its penalty.
+
+        `fraction` holds one uniform random number per sample (N, 1).
+        """
         p, order = (logits / self.temperature).softmax(1).sort(dim=1, descending=True, stable=True)
-        ranks = torch.arange(1, p.shape[1] + 1)
+        ranks = torch.arange(1, p.shape[1] + 1, device=p.device)
         penalties = self.penalty * (ranks - self.free_ranks).clamp(min=0)
-        fraction = torch.rand(len(p), 1, generator=stream)
         by_rank = p.cumsum(1) - p + fraction * p + penalties
         return torch.empty_like(by_rank).scatter(1, order, by_rank)
 
-    def sets(self, logits: Tensor, stream: torch.Generator) -> Tensor:
+    def sets(self, logits: Tensor, fraction: Tensor) -> Tensor:
         """Return which labels are in the set of each sample (N, C). The most probable label always is."""
-        inside = self.scores(logits, stream) <= self.threshold
+        inside = self.scores(logits, fraction) <= self.threshold
         return inside.scatter(1, logits.argmax(1, keepdim=True), True)
+
+
+def fractions(count: int, stream: torch.Generator) -> Tensor:
+    """Draw the random part of the score of every sample (count, 1)."""
+    return torch.rand(count, 1, generator=stream)
 
 
 def calibrated(
@@ -47,7 +54,7 @@ def calibrated(
     With too few samples for that guarantee, every set has every label.
     """
     rule = Conformal(fitted_temperature(logits, labels), penalty, min(free_ranks, logits.shape[1] - 1))
-    own = rule.scores(logits, stream).gather(1, labels[:, None])[:, 0]
+    own = rule.scores(logits, fractions(len(logits), stream).to(logits.device)).gather(1, labels[:, None])[:, 0]
     rank = math.ceil((len(own) + 1) * coverage)  # quantile with finite-sample correction
     threshold = math.inf if rank > len(own) else float(own.sort().values[rank - 1])
     return Conformal(rule.temperature, rule.penalty, rule.free_ranks, threshold)

@@ -17,10 +17,11 @@ from polyfed.core import Client, Cohort, Method, Needs, Payload, Reply, Sends, S
 from polyfed.core.averaging import WeightedMean
 from polyfed.core.client import weights_of
 from polyfed.core.schema import ScalarField, TreeField
-from polyfed.methods.fedtype.conformal import Conformal, calibrated, consensus, ranking_loss
+from polyfed.methods.fedtype.conformal import Conformal, calibrated, consensus, fractions, ranking_loss
 from polyfed.training import Fit, Loss, Samples
 from polyfed.training.losses import kl_divergence
 from polyfed.training.multi_module import frozen
+from polyfed.training.random_draws import Draw
 from polyfed.training.samples import EVALUATION_BATCH
 
 
@@ -122,20 +123,23 @@ class FedType(Method):
         epoch: int,
     ) -> None:
         """(a) Train on CE(z) + c R: rank labels in the set of the proxy above others; c is the agreement of sets."""
-        correct = [torch.zeros(())]
+        correct: list[Tensor] = []
         proxy_rule, private_rule = rules
 
         with frozen(proxy):
 
-            def loss(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            def draw(batch: int) -> tuple[Tensor, Tensor]:
+                return fractions(batch, stream), fractions(batch, stream)
+
+            def loss(x: Tensor, y: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
                 z, z_w = client.model(x), proxy(x)
                 correct.append((z.argmax(1) == y).sum())
-                preferred = proxy_rule.sets(z_w, stream)  # S_w
-                agreement = consensus(private_rule.sets(z.detach(), stream), preferred).mean()  # c
+                preferred = proxy_rule.sets(z_w, first)  # S_w
+                agreement = consensus(private_rule.sets(z.detach(), second), preferred).mean()  # c
                 ranked = z.detach() if self.ranking_without_effect else z
                 return F.cross_entropy(z, y), agreement * ranking_loss(ranked, preferred, self.margin).mean()
 
-            result = self.train_turn(client, loss, client.model, train, f"private {epoch}")
+            result = self.train_turn(client, loss, client.model, train, f"private {epoch}", draw)
         if result.samples:
             accuracy = float(torch.stack(correct).sum()) / result.samples
             previous = client.memory.number("accuracy") if "accuracy" in client.state else accuracy
@@ -158,11 +162,18 @@ class FedType(Method):
         fell = client.memory.number("fell") if "fell" in client.state else 0.0
         return self.proxy_penalty + (1 - self.proxy_penalty) * fell
 
-    def train_turn(self, client: Client, loss: Loss, model: nn.Module, train: Samples, purpose: str) -> Fit:
+    def train_turn(
+        self,
+        client: Client,
+        loss: Loss,
+        model: nn.Module,
+        train: Samples,
+        purpose: str,
+        draw: Draw | None = None,
+    ) -> Fit:
         """Train for one epoch, or for `train.steps` steps if the config sets them."""
-        return client.fit(
-            loss, samples=train, modules=[model], epochs=1, steps=client.settings.steps, purpose=purpose
-        )
+        steps = client.settings.steps
+        return client.fit(loss, samples=train, modules=[model], epochs=1, steps=steps, purpose=purpose, draw=draw)
 
     def calibrated(self, model: nn.Module, samples: Samples, penalty: float, stream: torch.Generator) -> Conformal:
         """Return the calibrated rule from logits of a model to sets of labels."""

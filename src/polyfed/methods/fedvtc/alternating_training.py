@@ -15,14 +15,15 @@ from polyfed.core import Client
 from polyfed.methods.fedvtc.variational_bound import VariationalBound
 from polyfed.training.batchnorm import frozen_statistics
 from polyfed.training.multi_module import frozen
+from polyfed.training.random_draws import Draw
 
 
 def train_model(client: Client, bound: VariationalBound, epoch: int) -> None:
     """Train f_k for one epoch on L + L_tc with psi_k and sigma_k frozen. L_tc reaches only the extractor g_k."""
     backbone, head = client.model.backbone, client.model.head
-    noise, sigma = client.stream(f"noise for model {epoch}"), bound.deviation().detach()
+    sigma = bound.deviation().detach()
 
-    def loss(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def loss(x: Tensor, y: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         z = bound.forward(backbone, x)
         decoded = bound.decode(z, sigma, noise)  # x'
         with frozen_statistics(client.model):  # BatchNorm tracks real images only
@@ -30,7 +31,8 @@ def train_model(client: Client, bound: VariationalBound, epoch: int) -> None:
         return F.cross_entropy(head(z), y), bound.loss(x, y, z, sigma, decoded, re_encoded)
 
     with frozen(bound.decoder):
-        client.fit(loss, epochs=1, steps=client.settings.steps, purpose=f"model {epoch}")
+        draw = normal(client, f"noise for model {epoch}")
+        client.fit(loss, epochs=1, steps=client.settings.steps, purpose=f"model {epoch}", draw=draw)
 
 
 def train_decoder(
@@ -44,9 +46,8 @@ def train_decoder(
 
     Learning rate and optimiser default to those of local training.
     """
-    noise = client.stream(f"noise for decoder {epoch}")
 
-    def loss(x: Tensor, y: Tensor) -> Tensor:
+    def loss(x: Tensor, y: Tensor, noise: Tensor) -> Tensor:
         with torch.no_grad():
             z = client.model.features(x)
         sigma = bound.deviation()
@@ -63,4 +64,11 @@ def train_decoder(
             steps=client.settings.steps,
             lr=lr or client.settings.lr,
             optimizer=optimizer or client.settings.optimizer,
+            draw=normal(client, f"noise for decoder {epoch}"),
         ).steps
+
+
+def normal(client: Client, purpose: str) -> Draw:
+    """Return a function that draws one latent's noise for every sample of a batch."""
+    stream, width = client.stream(purpose), client.profile.features
+    return lambda batch: (torch.randn(batch, width, generator=stream),)

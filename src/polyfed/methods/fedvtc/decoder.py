@@ -23,6 +23,7 @@ def build_decoder(weights: Mapping[str, Tensor] | None, seed: int, profile: Prof
     with rng.seeded(seed, "decoder"):
         decoder = transposed_decoder(profile.features, profile.input_shape, norm)
     if weights is not None:
+        decoder.to(next(iter(weights.values())).device)
         copy_into(decoder, weights)
     return decoder
 

@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyfed.training import Samples, TrainSettings, fit
-from polyfed.training.samples import model_inputs
 
 
 def fine_tune(
@@ -26,11 +25,14 @@ def fine_tune(
     BatchNorm uses its running statistics and does not update them.
     """
 
-    def loss(x: Tensor, y: Tensor) -> Tensor:
-        count = round(local_share * len(y)) if len(local) else 0
-        if count:
-            drawn = torch.randint(len(local), (count,), generator=generator)
-            x, y = torch.cat([x, model_inputs(local.inputs[drawn])]), torch.cat([y, local.labels[drawn]])
+    def draw(batch: int) -> tuple[Tensor, ...]:
+        count = round(local_share * batch) if len(local) else 0
+        return (torch.randint(len(local), (count,), generator=generator),) if count else ()
+
+    def loss(x: Tensor, y: Tensor, *at: Tensor) -> Tensor:
+        if at:
+            local_x, local_y = local.select(at[0])
+            x, y = torch.cat([x, local_x]), torch.cat([y, local_y])
         return F.cross_entropy(model(x), y)
 
     modules = [model]
@@ -39,4 +41,4 @@ def fine_tune(
         for module in model.modules():
             module.training = not isinstance(module, nn.modules.batchnorm._BatchNorm)
         modules = []  # `fit` would set them to training mode
-    fit(modules, loss, synthetic, settings, generator, parameters=model.parameters())
+    fit(modules, loss, synthetic, settings, generator, parameters=model.parameters(), draw=draw)

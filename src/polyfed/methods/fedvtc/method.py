@@ -133,7 +133,7 @@ class FedVTC(Method):
             counts = torch.bincount(client.train.labels, minlength=client.classes)
             regularised = known | (regularised & (counts >= client.bound.count))
         weights = client.memory.weights("decoder") if "decoder" in client.state else None
-        decoder = build_decoder(weights, client.seed, client.profile, self.decoder_norm)
+        decoder = build_decoder(weights, client.seed, client.profile, self.decoder_norm).to(client.device)
         deviation = StandardDeviation(msg.tensor("deviation"))
         terms = LossWeights(self.matching, self.reconstruction, self.alignment, self.noise, self.reduction)
         return VariationalBound(decoder, deviation, prototypes, regularised, terms, recompute=self.recompute)

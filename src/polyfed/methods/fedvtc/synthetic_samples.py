@@ -26,6 +26,7 @@ class SyntheticSamples(Samples):
     """Images x' = decoder(c_y + sigma_y eps) with label y.
 
     `inputs` holds the random seed of each sample's eps instead of pixels, so that every pass yields the same images.
+    Seeds and indices are on the CPU.
     """
 
     decoder: nn.Module
@@ -33,7 +34,7 @@ class SyntheticSamples(Samples):
     deviation: Tensor  # (classes, width)
 
     def subset(self, indices: Tensor) -> SyntheticSamples:
-        return replace(self, inputs=self.inputs[indices], labels=self.labels[indices])
+        return replace(self, inputs=self.inputs[indices], labels=self.labels[indices.to(self.labels.device)])
 
     def batches(
         self, size: int, *, shuffle: torch.Generator | None = None, drop_single: bool = False
@@ -42,7 +43,8 @@ class SyntheticSamples(Samples):
         used = n - 1 if drop_single and n % size == 1 else n
         order = torch.arange(n) if shuffle is None else torch.randperm(n, generator=shuffle)
         for chunk in torch.split(order[:used], max(1, CHUNK // size) * size):
-            yield from zip(torch.split(self.render(chunk), size), torch.split(self.labels[chunk], size), strict=True)
+            labels = self.labels[chunk.to(self.labels.device, non_blocking=True)]
+            yield from zip(torch.split(self.render(chunk), size), torch.split(labels, size), strict=True)
 
     @torch.no_grad()
     def render(self, indices: Tensor) -> Tensor:
@@ -53,9 +55,10 @@ class SyntheticSamples(Samples):
     def latents(self, indices: Tensor) -> Tensor:
         """Draw the latents of some samples."""
         generator = torch.Generator()
-        width, labels = self.prototypes.shape[1], self.labels[indices]
+        device = self.labels.device
+        width, labels = self.prototypes.shape[1], self.labels[indices.to(device, non_blocking=True)]
         noise = [torch.randn(width, generator=generator.manual_seed(int(seed))) for seed in self.inputs[indices]]
-        return self.prototypes[labels] + self.deviation[labels] * torch.stack(noise)
+        return self.prototypes[labels] + self.deviation[labels] * torch.stack(noise).to(device, non_blocking=True)
 
 
 def generate(
@@ -98,6 +101,6 @@ def recalibrate_decoder(samples: SyntheticSamples, generator: torch.Generator) -
     """
     if len(samples):
         indices = torch.randperm(len(samples), generator=generator)[:RECALIBRATION_SAMPLES]
-        latents = Rows(samples.latents(indices), samples.labels[indices])
+        latents = Rows(samples.latents(indices), samples.labels[indices.to(samples.labels.device)])
         recalibrate(samples.decoder, latents, RECALIBRATION_BATCH)
     return weights_of(samples.decoder)

@@ -30,9 +30,9 @@ class StandardDeviation(nn.Module):
         return self.log.exp()
 
 
-def reparameterise(z: Tensor, sigma: Tensor, noise: torch.Generator) -> Tensor:
-    """Sample v = z + sigma eps with eps ~ N(0, I). Gradients flow to z and sigma."""
-    return z + sigma * torch.randn(z.shape, generator=noise, dtype=z.dtype)
+def reparameterise(z: Tensor, sigma: Tensor, noise: Tensor) -> Tensor:
+    """Return v = z + sigma eps for noise eps ~ N(0, I). Gradients flow to z and sigma."""
+    return z + sigma * noise
 
 
 def kl_divergence(squared_distance: Tensor, sigma: Tensor) -> Tensor:
@@ -47,6 +47,17 @@ def class_means(values: Tensor, labels: Tensor) -> Tensor:
     counts = labels.bincount()
     totals = torch.zeros(len(counts), dtype=values.dtype).index_add(0, labels, values)
     return totals[counts > 0] / counts[counts > 0]
+
+
+def reduce_over_classes(values: Tensor, labels: Tensor, classes: int, reduction: Literal["mean", "sum"]) -> Tensor:
+    """Return the sum, or the mean, of the class means over the classes that the batch contains."""
+    if values.device.type == "cpu":
+        by_class = class_means(values, labels)
+        return by_class.sum() if reduction == "sum" else by_class.mean()
+    # the number of classes in the batch is known on the device only: classes that are not in it add zeros
+    counts = values.new_zeros(classes).index_add(0, labels, torch.ones_like(values))
+    total = (values.new_zeros(classes).index_add(0, labels, values) / counts.clamp(min=1)).sum()
+    return total if reduction == "sum" else total / (counts > 0).sum()
 
 
 @dataclass(frozen=True)
@@ -71,7 +82,7 @@ class VariationalBound:
     weights: LossWeights
     recompute: bool = False  # whether forward passes use activation checkpointing
 
-    def decode(self, z: Tensor, sigma: Tensor, noise: torch.Generator) -> Tensor:
+    def decode(self, z: Tensor, sigma: Tensor, noise: Tensor) -> Tensor:
         """Return x' = psi(v) for a latent v drawn around the features."""
         return self.forward(self.decoder, reparameterise(z, sigma, noise))
 
@@ -95,5 +106,5 @@ class VariationalBound:
         total = weights.reconstruction * reconstruction + divergence
         if re_encoded is not None:
             total = total + weights.matching * (re_encoded - c).square().sum(1) * regularised  # Eq. 5
-        by_class = class_means(total, y)  # Eq. 6
-        return by_class.sum() if weights.reduction == "sum" else by_class.mean() / x[0].numel()
+        reduced = reduce_over_classes(total, y, len(self.prototypes), weights.reduction)  # Eq. 6
+        return reduced if weights.reduction == "sum" else reduced / x[0].numel()

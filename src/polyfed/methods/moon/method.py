@@ -119,7 +119,7 @@ class Moon(FedAvg):
         if "projection" not in client.state:
             return None
         weights = client.memory.weights("projection")
-        project = self.projector(client.profile.features) if weights else nn.Identity()
+        project = self.projector(client.profile.features).to(client.device) if weights else nn.Identity()
         copy_into(project, weights)
         return _frozen_copy(nn.Sequential(client.model.backbone, project))
 
@@ -127,7 +127,7 @@ class Moon(FedAvg):
         """Return the received projection head, or the identity if there is none."""
         if "projection" not in msg:
             return nn.Identity()
-        project = self.projector(client.profile.features)
+        project = self.projector(client.profile.features).to(client.device)
         copy_into(project, msg.weights("projection"))
         return project
 
@@ -146,7 +146,7 @@ class Moon(FedAvg):
 def contrastive_loss(r: Tensor, positive: Tensor, negative: Tensor, temperature: float) -> Tensor:
     """Return -log(exp(s_g/T) / (exp(s_g/T) + exp(s_prev/T))) as a cross-entropy, which does not overflow."""
     similarities = torch.stack([F.cosine_similarity(r, positive), F.cosine_similarity(r, negative)], 1)
-    return F.cross_entropy(similarities / temperature, torch.zeros(len(r), dtype=torch.int64))
+    return F.cross_entropy(similarities / temperature, torch.zeros(len(r), dtype=torch.int64, device=r.device))
 
 
 def _frozen_copy(module: nn.Module) -> nn.Module:

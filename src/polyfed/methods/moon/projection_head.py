@@ -61,7 +61,7 @@ class ProjectionHeads:
 
     def _initial_weights(self, features: int) -> Weights:
         with rng.seeded(self._server.seed, self._field):
-            return weights_of(self._make(features))
+            return weights_of(self._make(features).to(self._server.device))
 
     def _cut(self, spec: str) -> dict[str, Index]:
         family = self._server.family

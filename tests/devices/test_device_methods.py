@@ -1,0 +1,73 @@
+"""Every method on a simulated device: the bits of the CPU, and no synchronisation or transfer in a training step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.device_runs import WORK, device_run, federation_run
+from torch import Tensor
+
+from polyfed import catalogue
+from polyfed.core import Client, Cohort, Method, Needs, Payload, Sends, Server, step
+from polyfed.core.method import register
+from polyfed.core.place import Place
+from polyfed.testing.toy_federation import ToyFederation
+
+METHODS = [name for name in catalogue.methods() if name != "fedktl"]  # fedktl needs a user's generator
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_on_a_device_gives_the_bits_of_the_cpu(name: str) -> None:
+    with ToyFederation(catalogue.load(name), WORK.get(name, {})) as toy:
+        on_cpu = federation_run(toy, Place())
+        on_device = device_run(toy)
+    assert on_device.outcome.hash == on_cpu.hash
+    assert on_device.outcome.accuracy == on_cpu.accuracy
+    assert len(on_device.steps.between) >= 4  # two clients and two rounds, with two batches or more
+    assert on_device.steps.between == [(0, 0)] * len(on_device.steps.between)
+
+
+@register("planted")
+@dataclass(frozen=True)
+class Planted(Method):
+    """Local training with a fault in every step."""
+
+    fault: str = "none"
+    needs: ClassVar[Needs] = Needs()
+    sends: ClassVar[Sends] = Sends()
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        cohort.call(self.train)
+
+    @step()
+    def train(self, client: Client, msg: Payload) -> None:
+        def loss(x: Tensor, y: Tensor) -> Tensor:
+            value = client.cross_entropy(x, y)
+            if self.fault == "item":
+                return value * (1.0 if value.item() >= 0 else 2.0)
+            if self.fault == "mask":
+                return F.cross_entropy(client.model(x)[y >= 0], y)
+            if self.fault == "copy":
+                return value + (x.new_zeros(3) + torch.ones(3).to(x.device, non_blocking=True)).sum()
+            return value + (x.new_zeros(3) + torch.ones(3)).sum() if self.fault == "cpu tensor" else value
+
+        client.fit(loss)
+
+
+@pytest.mark.parametrize(("fault", "between"), [("item", (1, 0)), ("mask", (2, 0)), ("copy", (0, 1))])
+def test_a_planted_fault_is_counted_in_every_step(fault: str, between: tuple[int, int]) -> None:
+    with ToyFederation(Planted, {"fault": fault}) as toy:
+        log = device_run(toy).steps
+    assert log.between == [between] * 12
+
+
+def test_a_planted_cpu_tensor_fails() -> None:
+    with (
+        ToyFederation(Planted, {"fault": "cpu tensor"}) as toy,
+        pytest.raises(Exception, match=r"add: tensors on \['cpu', 'sim:0'\]"),
+    ):
+        device_run(toy)
