@@ -108,8 +108,8 @@ def parsed(arguments: list[str]) -> tuple[str, dict[str, Any]]:
         name, found, arguments = command.resolve_command(context, arguments)
         assert name is not None and found is not None
         names.append(name)
-        context = found.make_context(name, list(arguments), parent=context)
-        command, arguments = found, [*context.protected_args, *context.args]
+        command, context = found, click.Context(found, info_name=name, parent=context)
+    context = command.make_context(names[-1], list(arguments), parent=context.parent)
     return " ".join(names), context.params
 
 
