@@ -3,7 +3,7 @@
 Every command must end with a result or with one sentence, must not show files from outside of the run folder, and must still
 show the sound run next to the damaged one. Each case runs in a process of its own, with limits of time and memory.
 
-    python scripts/damaged_folders.py                       # all cases: about ten minutes
+    python scripts/damaged_folders.py                       # all cases: more than an hour
     python scripts/damaged_folders.py --only 'events.jsonl' # cases whose name contains a text
 """
 
