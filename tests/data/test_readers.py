@@ -56,6 +56,28 @@ def test_idx(tmp_path: Path, zipped: bool, place: str) -> None:
     )
 
 
+def test_other_files_do_not_pass_as_a_known_dataset(tmp_path: Path) -> None:
+    """Pictures of another shape, and tables, are refused under the name of MNIST; a subset is said to be one."""
+    from PIL import Image
+
+    for label in ("healthy", "ill"):
+        folder = tmp_path / "scans" / "train" / label
+        folder.mkdir(parents=True)
+        for number in range(4):
+            Image.fromarray(GREY[number]).resize((48, 64)).save(folder / f"{number}.png")
+    with pytest.raises(InputError, match="'mnist': picture of shape 1x28x28, but the files hold picture of shape"):
+        opened("mnist", tmp_path / "scans")
+    assert opened("scans", tmp_path / "scans").classes == 2
+
+    (tmp_path / "sensors").mkdir()
+    (tmp_path / "sensors" / "train.csv").write_text("a,b,label\n" + "1.5,2.5,0\n0.5,1.0,1\n" * 6)
+    with pytest.raises(InputError, match="'mnist': picture of shape 1x28x28, but the files hold"):
+        opened("mnist", tmp_path / "sensors")
+
+    small = opened("mnist", write_idx(tmp_path / "subset"))
+    assert small.source == "idx files (20 of 60,000 training samples)"
+
+
 def test_a_changed_file_is_decoded_anew(tmp_path: Path) -> None:
     first = opened("mnist", write_idx(tmp_path / "root"))
     second = opened("mnist", write_idx(tmp_path / "root", {"train_images": idx_bytes(255 - GREY)}))

@@ -88,6 +88,35 @@ def test_method_passes(method: str, check: str) -> None:
         testing.run_check(check, kind, fields)
 
 
+# The battery on tables and texts, for methods that run on them: by default one check of each kind on representatives.
+OTHER_CHECKS = [
+    name
+    for name in testing.checks()
+    if name not in (*CHECKS_OF_ENGINES, "needs_checked_before_round_one", "non_slices_refused")
+]
+QUICK_CHECKS = ["independent_of_client_order", "only_tensors_and_scalars", "client_with_one_sample"]
+
+
+def other_samples() -> list[ParameterSet]:
+    parameters = []
+    for method in METHODS:
+        needs = catalogue.load(method).needs
+        if needs.images or needs.sub_models:
+            continue
+        for check in OTHER_CHECKS:
+            chosen = check in QUICK_CHECKS and method in REPRESENTATIVES
+            parameters.append(
+                pytest.param(method, check, marks=[] if chosen else [pytest.mark.all_methods], id=f"{method}-{check}")
+            )
+    return parameters
+
+
+@pytest.mark.parametrize("samples", ["numbers", "tokens"])
+@pytest.mark.parametrize(("method", "check"), other_samples())
+def test_method_passes_on_tables_and_texts(method: str, check: str, samples: testing.SampleKind) -> None:
+    testing.run_check(check, catalogue.load(method), SMALL.get(method), samples)
+
+
 def test_small_settings_are_valid() -> None:
     for name, fields in SMALL.items():
         assert catalogue.make({"name": name, **fields}) != catalogue.make({"name": name})

@@ -13,5 +13,6 @@ real runs (`rounds`).
 """
 
 from polyfed.testing.battery import CheckSkipped, checks, run_check
+from polyfed.testing.toy_federation import SampleKind
 
-__all__ = ["checks", "run_check", "CheckSkipped"]
+__all__ = ["checks", "run_check", "CheckSkipped", "SampleKind"]

@@ -9,7 +9,7 @@ from typing import Any
 
 from polyfed.core.method import Method
 from polyfed.errors import InputError, PolyfedError, nearest
-from polyfed.testing.toy_federation import ToyFederation
+from polyfed.testing.toy_federation import SampleKind, ToyFederation
 
 Check = Callable[[ToyFederation], None]
 
@@ -34,8 +34,13 @@ def checks() -> list[str]:
     return list(_CHECKS)
 
 
-def run_check(name: str, method: type[Method], fields: Mapping[str, Any] | None = None) -> None:
-    """Run one check on a method. Raise AssertionError if it fails, or CheckSkipped if the method skips it."""
+def run_check(
+    name: str, method: type[Method], fields: Mapping[str, Any] | None = None, samples: SampleKind = "pictures"
+) -> None:
+    """Run one check on a method. Raise AssertionError if it fails, or CheckSkipped if the method skips it.
+
+    `samples` are the samples of the toy federation: "pictures", "numbers" (a table) or "tokens" (text).
+    """
     if name not in checks():
         raise InputError(f"there is no check called '{name}'; {nearest(name, _CHECKS)}")
     if not (isinstance(method, type) and issubclass(method, Method) and dataclasses.is_dataclass(method)):
@@ -44,7 +49,7 @@ def run_check(name: str, method: type[Method], fields: Mapping[str, Any] | None 
         raise InputError(f'{method.__qualname__} has no name; put @register("name") above its class')
     if name in method.skipped_checks:
         raise CheckSkipped(method.skipped_checks[name])
-    with ToyFederation(method, dict(fields or {})) as toy:
+    with ToyFederation(method, dict(fields or {}), samples) as toy:
         try:
             _CHECKS[name](toy)
         except AssertionError:

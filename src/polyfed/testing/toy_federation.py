@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -28,6 +28,14 @@ from polyfed.runs.state_store import FolderStore
 from polyfed.testing.engine_wrappers import RecordedMessage, RecordingEngine
 from polyfed.testing.rounds import Outcome, WrapEngine, run_on_serial
 
+SampleKind = Literal["pictures", "numbers", "tokens"]
+# By kind of samples: the group of models, and the one for methods with one architecture. For pictures this is a model
+# with BatchNorm, which is the harder case.
+GROUPS: dict[SampleKind, tuple[str, str]] = {
+    "pictures": ("tiny4", "tiny-resnet"),
+    "numbers": ("tabular4", "tiny-table-mlp"),
+    "tokens": ("text4", "tiny-text-bag"),
+}
 CLASSES = 4
 PER_CLASS = 40
 BATCH = 8
@@ -43,16 +51,35 @@ def toy_images(per_class: int, stream: np.random.Generator) -> tuple[Any, Any]:
     return np.clip(patterns[labels] + noise, 0, 1), labels
 
 
+def _toy_samples(kind: SampleKind, per_class: int, stream: np.random.Generator) -> tuple[Any, Any]:
+    """Return samples and labels: pictures as bytes, rows of a table, or sentences of tokens."""
+    if kind == "pictures":
+        images, labels = toy_images(per_class, stream)
+        return np.rint(images * 255).astype(np.uint8), labels
+    labels = np.repeat(np.arange(CLASSES), per_class)
+    if kind == "numbers":
+        return stream.normal(labels[:, None], 0.5, (len(labels), 6)).astype(np.float32), labels
+    return stream.integers(1, 10, (len(labels), 12)) + 10 * labels[:, None], labels
+
+
 @cache
-def _data() -> tuple[datasets.Dataset, tempfile.TemporaryDirectory[str]]:
+def _data(kind: SampleKind) -> tuple[datasets.Dataset, tempfile.TemporaryDirectory[str]]:
     """Return the dataset, created once per process, and its temporary folder."""
     folder = tempfile.TemporaryDirectory(prefix="polyfed-toy-data-")
     stream = np.random.Generator(np.random.PCG64(5))
-    parts = [toy_images(PER_CLASS, stream), toy_images(5, stream)]
-    (train, train_labels), (test, test_labels) = [(np.rint(x * 255).astype(np.uint8), y) for x, y in parts]
+    (train, train_labels), (test, test_labels) = (_toy_samples(kind, n, stream) for n in (PER_CLASS, 5))
     names = [f"class {c}" for c in range(CLASSES)]
-    cache = Path(folder.name)
-    return datasets.from_arrays("toy", train, train_labels, test, test_labels, class_names=names, cache=cache), folder
+    made = datasets.from_arrays(
+        "toy",
+        train,
+        train_labels,
+        test,
+        test_labels,
+        class_names=names,
+        cache=Path(folder.name),
+        vocabulary=10 * CLASSES + 10 if kind == "tokens" else 0,
+    )
+    return made, folder
 
 
 @dataclass(frozen=True)
@@ -66,9 +93,9 @@ class Reference:
 
 
 @lru_cache(maxsize=2)
-def _reference(method: type[Method], fields: str) -> Reference:
+def _reference(method: type[Method], fields: str, samples: SampleKind) -> Reference:
     """Run a method once for all checks that follow each other."""
-    with ToyFederation(method, json.loads(fields)) as toy:
+    with ToyFederation(method, json.loads(fields), samples) as toy:
         recorder = RecordingEngine()
         outcome = toy.run(wrap=recorder).checked()
     return Reference(outcome.hash, tuple(outcome.round_stats), tuple(recorder.up), tuple(recorder.down))
@@ -77,17 +104,18 @@ def _reference(method: type[Method], fields: str) -> Reference:
 class ToyFederation:
     """Toy federations for one method. Use it as a context manager."""
 
-    def __init__(self, method: type[Method], fields: Mapping[str, Any]) -> None:
+    def __init__(self, method: type[Method], fields: Mapping[str, Any], samples: SampleKind = "pictures") -> None:
         self.method = method
         self.fields = dict(fields)
-        # one architecture for all: a model with BatchNorm, which is the harder case
-        self.models: list[Any] | str = ["tiny-resnet"] if method.needs.same_architecture else "tiny4"
+        self.samples = samples
+        group, single = GROUPS[samples]
+        self.models: list[Any] | str = [single] if method.needs.same_architecture else group
         if method.needs.sub_models:
             self.models = list(method.battery_models) or ["tiny-resnet@0.5", "tiny-resnet"]
         self._temporary = tempfile.TemporaryDirectory(prefix="polyfed-toy-")
         self.folder = Path(self._temporary.name)
         self._runs = 0
-        self.data = _data()[0]
+        self.data = _data(samples)[0]
 
     def __enter__(self) -> Self:
         return self
@@ -152,7 +180,7 @@ class ToyFederation:
 
     def reference(self) -> Reference:
         """Return the method's run without changes, in which no client fails."""
-        return _reference(self.method, json.dumps(self.fields, sort_keys=True))  # type: ignore[arg-type]  # a class
+        return _reference(self.method, json.dumps(self.fields, sort_keys=True), self.samples)  # type: ignore[arg-type]  # a class
 
     def experiment(self, settings: Mapping[str, Any], folder: Path | None = None, **options: Any) -> dict[str, Any]:
         """Run an experiment with a run folder, checkpoints and the engine that the settings name."""
