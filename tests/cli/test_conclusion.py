@@ -39,6 +39,16 @@ def test_a_loss_is_said_as_plainly_as_a_gain() -> None:
     assert said is not None and "5.0 points below local" in said and "1.0 points above local" in said
 
 
+def test_a_gain_or_a_loss_whose_interval_includes_zero_is_no_clear_difference() -> None:
+    runs = [result("local", s, 0.98, 0.40) for s in (0, 1)]
+    runs += [result("ours", 0, 0.98, 0.90), result("ours", 1, 0.98, 0.92)]
+    runs += [result("more", 0, 0.98, 0.39), result("more", 1, 0.98, 0.47)]  # gains -1 and 7: 3 +- 50.8
+    runs += [result("less", 0, 0.98, 0.41), result("less", 1, 0.98, 0.33)]  # gains 1 and -7: -3 +- 50.8
+    said = conclusion(compare(runs, baseline="local"))
+    assert said is not None and said.endswith(" No clear difference from local (the interval includes 0): less, more.")
+    assert "Below local" not in said
+
+
 def test_without_a_baseline_there_is_no_sentence() -> None:
     runs = [result("local", 0, 0.98, 0.5), result("other", 0, 0.99, 0.5)]
     assert conclusion(compare(runs, baseline=None)) is None

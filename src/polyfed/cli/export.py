@@ -22,7 +22,7 @@ def export(
         str | None, typer.Option(help="Number or name of the client to export.", show_default="all clients")
     ] = None,
     onnx: Annotated[
-        bool, typer.Option("--onnx", help="Also write model.onnx where the model allows it. Needs polyfed[onnx].")
+        bool, typer.Option("--onnx", help="Also write model.onnx where the model allows it. Needs the extra onnx.")
     ] = False,
 ) -> None:
     """Export the trained models of a run: safetensors weights and a JSON description for each client.

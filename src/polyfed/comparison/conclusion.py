@@ -25,7 +25,7 @@ def conclusion(compared: Comparison) -> str | None:
             mean = f"{reached.mean:.1f} % " if reached is not None else ""
             start = f"{_name(row)} reaches {mean}{WHERE[measure]}, {_gain(gain)} {compared.baseline}"
             price = _personal(row, compared.baseline) if measure == GLOBAL else ""
-            return f"{start}{_interval(gain)}{price}.{_losers(compared, measure)}"
+            return f"{start}{_interval(gain)}{price}.{_not_above(compared, measure)}"
     return None
 
 
@@ -51,12 +51,16 @@ def _personal(row: Row, baseline: str) -> str:
     return "" if personal is None else f"; {WHERE[PERSONAL]} it is {_gain(personal)} {baseline}"
 
 
-def _losers(compared: Comparison, measure: str) -> str:
-    """Name the methods whose gain is negative, and say whether the interval excludes zero."""
-    losses = [(row, gain) for row in compared.rows if (gain := row.differences.get(measure)) and gain.mean < 0]
-    clear = [_name(row) for row, gain in losses if gain.high is None or gain.high < 0]
-    unclear = [_name(row) for row, gain in losses if gain.high is not None and gain.high >= 0]
+def _not_above(compared: Comparison, measure: str) -> str:
+    """Name the methods below the baseline, and those whose interval includes zero. Without an interval, the mean decides."""
+    gains = [(row, gain) for row in compared.rows if (gain := row.differences.get(measure)) is not None]
+    clear = [_name(row) for row, gain in gains if (gain.mean if gain.high is None else gain.high) < 0]
+    unclear = [
+        _name(row)
+        for row, gain in gains
+        if gain.low is not None and gain.high is not None and gain.low <= 0 <= gain.high
+    ]
     sentences = f" Below {compared.baseline} {WHERE[measure]}: {', '.join(clear)}." if clear else ""
     if unclear:
-        sentences += f" No clear difference to {compared.baseline} (the interval includes 0): {', '.join(unclear)}."
+        sentences += f" No clear difference from {compared.baseline} (the interval includes 0): {', '.join(unclear)}."
     return sentences
