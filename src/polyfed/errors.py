@@ -63,8 +63,10 @@ def nearest(word: str, options: Iterable[str]) -> str:
     if not names:
         return "there is none"
     match = closest(word, names)
-    hint = f"did you mean '{match}'?" if match is not None else ""
-    return hint if hint and len(names) > MANY else f"{hint} Known: {', '.join(names)}".strip()
+    if match is None:
+        return f"known: {', '.join(names)}"
+    hint = f"did you mean '{match}'?"
+    return hint if len(names) > MANY else f"{hint} Known: {', '.join(names)}"
 
 
 def _one_edit(a: str, b: str) -> bool:

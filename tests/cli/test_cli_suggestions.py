@@ -10,6 +10,7 @@ from polyfed.cli.app import main
 from polyfed.config import parse
 from polyfed.config.config import Config
 from polyfed.config.key_names import SYNONYMS, all_keys
+from polyfed.config.loading import read_source
 from polyfed.errors import InputError, closest, nearest
 
 
@@ -91,8 +92,15 @@ def test_few_names_are_listed_and_many_only_without_a_suggestion() -> None:
     many = [f"name{k}" for k in range(30)]
     assert nearest("bytse", ["bytes", "seconds"]) == "did you mean 'bytes'? Known: bytes, seconds"
     assert nearest("nam7", many) == "did you mean 'name7'?"
-    assert nearest("other", many).startswith("Known: name0, name1")
+    assert nearest("other", many).startswith("known: name0, name1")
     assert nearest("other", []) == "there is none"
+
+
+def test_an_unknown_preset_names_the_closest_one_or_the_command_that_lists_them() -> None:
+    with pytest.raises(InputError, match=r"no preset called 'quikstart'; did you mean 'quickstart'\?$"):
+        read_source("quikstart")
+    with pytest.raises(InputError, match=r"no preset called 'nope'; run `polyfed list presets` to see all presets$"):
+        read_source("nope")
 
 
 def test_a_dotted_key_outside_of_a_command_line_is_written_as_a_mapping() -> None:

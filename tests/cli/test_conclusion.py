@@ -45,7 +45,9 @@ def test_a_gain_or_a_loss_whose_interval_includes_zero_is_no_clear_difference() 
     runs += [result("more", 0, 0.98, 0.39), result("more", 1, 0.98, 0.47)]  # gains -1 and 7: 3 +- 50.8
     runs += [result("less", 0, 0.98, 0.41), result("less", 1, 0.98, 0.33)]  # gains 1 and -7: -3 +- 50.8
     said = conclusion(compare(runs, baseline="local"))
-    assert said is not None and said.endswith(" No clear difference from local (the interval includes 0): less, more.")
+    assert said is not None and said.endswith(
+        " No clear difference from local (the interval includes 0): less, more."
+    )
     assert "Below local" not in said
 
 

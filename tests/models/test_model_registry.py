@@ -83,13 +83,13 @@ def test_a_spec_with_exits_builds_a_model_that_answers_at_them() -> None:
 @pytest.mark.parametrize(
     ("entry", "sentence"),
     [
-        ({"name": "cnn4", "widht": 1.0}, "unknown key 'widht': did you mean 'width'"),
+        ({"name": "cnn4", "widht": 1.0}, "unknown key 'widht'; did you mean 'width'"),
         ({"width": 1.0}, "has no name"),
         ({"name": "cnn4", "width": "wide"}, "width is 'wide'"),
         ({"name": "cnn4", "width": True}, "width is True"),
         ({"name": "cnn4", "feature_dim": 5.5}, "feature_dim is 5.5"),
         ({"name": "cnn4", "mean": None}, "mean is None"),
-        ({"name": "cnn4", "norm": "bach"}, "norm is 'bach': did you mean 'batch'"),
+        ({"name": "cnn4", "norm": "bach"}, "norm is 'bach'; did you mean 'batch'"),
         ({"name": "cnn4", "stem": "large"}, "stem is 'large'"),
         ({"name": "cnn4", "width": 0}, "width is 0; expected a number above 0"),
         ({"name": "cnn4", "width": float("nan")}, "width is nan; expected a number above 0"),

@@ -328,7 +328,7 @@ def test_names_are_escaped(make_run: MakeRun, tmp_path: Path) -> None:
         (["curves", "RUN", "-o", "f"], "expected a name that ends in"),
         (["curves", "RUN", "-o", "no/f.png"], "no/f.png cannot be written: there is no folder no"),
         (["curves", "RUN", "-o", "f.png", "--measure", "globl"], "--measure is 'globl'; did you mean 'global'?"),
-        (["cost", "RUN", "-o", "f.png", "--against", "money"], "--against is 'money'; Known: bytes, seconds"),
+        (["cost", "RUN", "-o", "f.png", "--against", "money"], "--against is 'money'; known: bytes, seconds"),
         (["curves", "RUN", "-o", "f.png", "--width", "0"], "--width is 0; expected inches between 0.5 and 50"),
         (["sensitivity", "RUN", "-o", "f.png"], "name it with --by"),
         (["layers", "RUN", "-o", "f.png"], "has no record of layers that were sent"),

@@ -125,7 +125,7 @@ def test_wrong_samples_and_wrong_clients_are_one_sentence(tmp_path: Path) -> Non
         trained.predict(np.zeros((2, 8, 8)))
     with pytest.raises(InputError, match=r"have shape 1x9x8; the model was trained on 1x8x8"):
         trained.predict(np.zeros((2, 9, 8), np.uint8))
-    with pytest.raises(InputError, match=r"no client '4' in .*Known: 0, 1, 2, 3"):
+    with pytest.raises(InputError, match=r"no client '4' in .*known: 0, 1, 2, 3"):
         polyfed.load_client(tmp_path / "run", 4)
     with pytest.raises(InputError, match=r"holds the models of 4 clients \(0, 1, 2, 3\); say which one"):
         polyfed.load_client(tmp_path / "run")

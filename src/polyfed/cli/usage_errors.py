@@ -62,5 +62,5 @@ def _value_of(option: str, arguments: Sequence[str]) -> str:
 def _unknown_command(name: str, context: click.Context | None) -> str:
     known = context.command.list_commands(context) if context and isinstance(context.command, click.Group) else []
     match = closest(name, known)
-    hint = f"did you mean '{match}'?" if match is not None else f"Known: {', '.join(known)}"
+    hint = f"did you mean '{match}'?" if match is not None else f"known: {', '.join(known)}"
     return f"there is no command '{name}'; {hint}"

@@ -52,7 +52,10 @@ def _personal(row: Row, baseline: str) -> str:
 
 
 def _not_above(compared: Comparison, measure: str) -> str:
-    """Name the methods below the baseline, and those whose interval includes zero. Without an interval, the mean decides."""
+    """Name the methods below the baseline, and those whose interval includes zero.
+
+    A method without an interval is below the baseline if its mean is.
+    """
     gains = [(row, gain) for row in compared.rows if (gain := row.differences.get(measure)) is not None]
     clear = [_name(row) for row, gain in gains if (gain.mean if gain.high is None else gain.high) < 0]
     unclear = [

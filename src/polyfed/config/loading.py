@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from polyfed.errors import InputError, nearest
+from polyfed.errors import InputError, closest
 from polyfed.runs.config_text import read_yaml
 
 PRESETS = Path(__file__).parent.parent / "presets"
@@ -41,7 +41,13 @@ def read_source(source: str | Path) -> dict[str, Any]:
         return read_file(path)
     if name in preset_names():
         return read_file(PRESETS / f"{name}.yaml")
-    raise InputError(f"there is no file and no preset called '{name}': {nearest(name, preset_names())}")
+    raise InputError(f"there is no file and no preset called '{name}'; {preset_hint(name)}")
+
+
+def preset_hint(name: str) -> str:
+    """Return a hint for a message about an unknown preset. There are too many presets to list them in a message."""
+    match = closest(name, preset_names())
+    return f"did you mean '{match}'?" if match is not None else "run `polyfed list presets` to see all presets"
 
 
 def short_name(source: str | Path) -> str:

@@ -26,11 +26,11 @@ def from_module(
     parts = {name: part for name, part in module.named_modules() if name}
     linears = [name for name, part in parts.items() if isinstance(part, nn.Linear)]
     if head not in parts:
-        raise InputError(f"{kind} has no part '{head}' that could be its head: {nearest(head, linears)}.")
+        raise InputError(f"{kind} has no part '{head}' that could be its head; {nearest(head, linears)}.")
     layer = parts[head]
     if not isinstance(layer, nn.Linear):
         raise InputError(
-            f"The head '{head}' of {kind} is a {type(layer).__name__}, a Linear is needed: {nearest(head, linears)}."
+            f"The head '{head}' of {kind} is a {type(layer).__name__}, a Linear is needed; {nearest(head, linears)}."
         )
     if layer.out_features != classes:
         raise InputError(

@@ -134,7 +134,7 @@ class ModelSpec:
         field_names = [f.name for f in fields(cls)]
         for key in entry:
             if key not in field_names:
-                raise InputError(f"Model entry has the unknown key '{key}': {nearest(str(key), field_names)}.")
+                raise InputError(f"Model entry has the unknown key '{key}'; {nearest(str(key), field_names)}.")
         if not isinstance(entry.get("name"), str):
             raise InputError(f"Model entry {dict(entry)} has no name; expected the name of a model.")
         wrong = [k for k, v in entry.items() if not _fits(k, v)]
@@ -178,4 +178,4 @@ def _is_number(value: object) -> bool:
 def _check_choice(model: str, key: str, value: str, allowed: tuple[str, ...]) -> None:
     """Raise InputError if a value is not one of the allowed ones."""
     if value not in allowed:
-        raise InputError(f"Model '{model}': {key} is '{value}': {nearest(value, allowed)}.")
+        raise InputError(f"Model '{model}': {key} is '{value}'; {nearest(value, allowed)}.")

@@ -57,11 +57,10 @@ class StartRequest:
         """
         from polyfed.config import parse
         from polyfed.config.early_checks import check_names
-        from polyfed.config.loading import PRESETS, apply_overrides, preset_names, read_file
-        from polyfed.errors import nearest
+        from polyfed.config.loading import PRESETS, apply_overrides, preset_hint, preset_names, read_file
 
         if self.preset not in preset_names():
-            raise InputError(f"there is no preset called '{self.preset}': {nearest(self.preset, preset_names())}")
+            raise InputError(f"there is no preset called '{self.preset}'; {preset_hint(self.preset)}")
         raw = apply_overrides(read_file(PRESETS / f"{self.preset}.yaml"), self.overrides)
         _reject_code_and_paths(raw, root)  # before anything uses the values
         config = parse(raw, self.preset)

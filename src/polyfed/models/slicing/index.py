@@ -78,7 +78,7 @@ def extract(weights: Mapping[str, Tensor], cut: Cut) -> dict[str, Tensor]:
     """Copy the weights of a sub-model out of those of the big model."""
     for name in cut:
         if name not in weights:
-            raise InputError(f"The big model has no tensor '{name}' to slice: {nearest(name, weights)}.")
+            raise InputError(f"The big model has no tensor '{name}' to slice; {nearest(name, weights)}.")
     return {name: select(weights[name], index) for name, index in cut.items()}
 
 
@@ -92,7 +92,7 @@ def only_rows(
     row_weights, row_indices = dict(weights), dict(cut)
     for name in names:
         if name not in weights or name not in cut:
-            raise InputError(f"The slice has no tensor '{name}' to take rows of: {nearest(name, cut)}.")
+            raise InputError(f"The slice has no tensor '{name}' to take rows of; {nearest(name, cut)}.")
         first_axis, *other_axes = cut[name]
         row_weights[name] = weights[name].index_select(0, rows.to(weights[name].device))
         row_indices[name] = (rows if first_axis is None else first_axis[rows], *other_axes)

@@ -126,7 +126,7 @@ def coverage(like: Mapping[str, Tensor], cuts: Iterable[tuple[Cut, float]]) -> d
     for cut, weight in cuts:
         for name, index in cut.items():
             if name not in weights:
-                raise InputError(f"The big model has no tensor '{name}': {nearest(name, like)}.")
+                raise InputError(f"The big model has no tensor '{name}'; {nearest(name, like)}.")
             weights[name].add(index, weight)
     return {name: weight.total.expand(like[name].shape) for name, weight in weights.items()}
 
@@ -167,7 +167,7 @@ def _check(name: str, part: Tensor, cut: Cut, like: Mapping[str, Tensor]) -> Non
     """Raise InputError if a tensor is not part of the slice or has the wrong shape."""
     if name not in cut or name not in like:
         available = [tensor for tensor in cut if tensor in like]
-        raise InputError(f"Tensor '{name}' is not in the slice that is merged: {nearest(name, available)}.")
+        raise InputError(f"Tensor '{name}' is not in the slice that is merged; {nearest(name, available)}.")
     axes = zip(like[name].shape, cut[name], strict=True)
     shape = tuple(size if positions is None else len(positions) for size, positions in axes)
     if tuple(part.shape) != shape:
