@@ -24,6 +24,7 @@ from polyfed.runs.records import Result
 RNG = np.random.default_rng(5)
 X = RNG.normal(size=(160, 6)).astype(np.float32)
 Y = np.where(X[:, 0] > 0, "high", "low")
+PIXELS = RNG.integers(0, 256, size=(160, 8, 8), dtype=np.uint8)
 CHEAP: dict[str, Any] = {
     "clients": 4,
     "rounds": 2,
@@ -215,6 +216,10 @@ def test_clients_with_their_own_test_sets(tmp_path: Path) -> None:
         ({"train": (X, Y), "clients": [(X, Y)]}, "both 'train' and 'clients'"),
         ([(X, Y)], "clients is 4, but data has 1 datasets"),
         ((X, Y[:7]), "found 160 samples but 7 labels"),
+        ([(X, Y), (X, X[:, 0] > 0), (X, Y), (X, Y)], "some labels are text and others are numbers"),
+        ([(PIXELS, Y), (PIXELS / 255, Y)], "some clients have uint8 pictures and others do not"),
+        ((from_arrays("a", X, Y), from_arrays("b", X, np.char.upper(Y))), "have different class names"),
+        (([*X.tolist()[:2], [1.0]], Y[:3]), "the samples do not form an array"),
     ],
 )
 def test_wrong_data_is_one_sentence(data: Any, message: str, tmp_path: Path) -> None:

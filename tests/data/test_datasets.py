@@ -10,6 +10,7 @@ import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -223,6 +224,13 @@ IMAGES, LABELS = some_pictures()
         ((IMAGES[:, :, :, :0], LABELS), "pictures have shape"),
         ((LABELS * 1.0, LABELS), "inputs have shape"),
         ((IMAGES, np.eye(12)), "multi-label tasks are not supported"),
+        ((IMAGES, np.array([["a", "b"]] * 12)), "multi-label tasks are not supported"),
+        ((IMAGES, np.eye(12, dtype=bool)), "multi-label tasks are not supported"),
+        ((IMAGES, ["a", float("nan"), *"ab" * 5]), "1 labels are missing, the first in row 1"),
+        ((IMAGES, np.array(["a", None, np.nan, *"aaabbbccc"], dtype=object)), "2 labels are missing"),
+        ((IMAGES, [["a"], ["a", "b"]] * 6), "the labels do not form an array"),
+        ((IMAGES, LABELS * 1_000_000), "the largest label is 2000000"),
+        ((IMAGES, LABELS * 1.0, IMAGES, LABELS.astype(str)), "some labels are text and others are numbers"),
         ((IMAGES, LABELS - 1), "found label -1"),
         ((IMAGES, LABELS + 0.5), "regression is not supported"),
         ((IMAGES, LABELS[:, None, None]), "labels have shape"),
@@ -239,6 +247,43 @@ def test_wrong_arrays_are_refused(tmp_path: Path, arrays: tuple[np.ndarray, ...]
 def test_too_few_class_names_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="found label 2; with 2 classes"):
         from_arrays("mine", IMAGES, LABELS, class_names=["a", "b"], cache=tmp_path)
+
+
+def test_text_labels_follow_the_order_of_class_names(tmp_path: Path) -> None:
+    dataset = from_arrays("mine", IMAGES[:3], ["b", "a", "b"], class_names=["b", "a"], cache=tmp_path)
+    assert dataset.class_names == ("b", "a") and dataset.train.labels.tolist() == [0, 1, 0]
+    with pytest.raises(InputError, match="found label 'a', which is not in class_names: b, c"):
+        from_arrays("mine", IMAGES[:3], ["b", "a", "b"], class_names=["b", "c"], cache=tmp_path)
+
+
+def test_labels_in_a_column_and_as_bytes(tmp_path: Path) -> None:
+    dataset = from_arrays("mine", IMAGES[:2], [b"x", b"y"], IMAGES[:2], np.array([[b"y"], [b"x"]]), cache=tmp_path)
+    assert dataset.test is not None and dataset.class_names == ("x", "y")
+    assert dataset.train.labels.tolist() == [0, 1] and dataset.test.labels.tolist() == [1, 0]
+
+
+class Items(torch.utils.data.Dataset[Any]):
+    """A torch dataset with any items."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, number: int) -> Any:
+        return self.items[number]
+
+
+def test_labels_of_torch_datasets_are_read_like_those_of_arrays(tmp_path: Path) -> None:
+    pixels = torch.zeros(1, 4, 4)
+    dataset = from_torch("mine", Items([(pixels, "ill"), (pixels, "well"), (pixels, "ill")]), cache=tmp_path)
+    assert dataset.class_names == ("ill", "well") and dataset.train.labels.tolist() == [0, 1, 0]
+    for label, sentence in ((0.7, "regression is not supported"), (torch.eye(2)[0], "multi-label")):
+        with pytest.raises(InputError, match=sentence):
+            from_torch("mine", Items([(pixels, label), (pixels, label)]), cache=tmp_path)
+    with pytest.raises(InputError, match=r"item 0 is a dict; expected a pair \(input, label\)"):
+        from_torch("mine", Items([{"x": pixels, "y": 0}]), cache=tmp_path)
 
 
 def test_from_torch(tmp_path: Path) -> None:

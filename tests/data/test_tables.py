@@ -66,6 +66,11 @@ def test_a_class_that_only_the_test_split_has_keeps_its_number(tmp_path: Path) -
         ("name,label\nann,0\nbob,1\n", Format(), "no column of numbers besides 'label'; its columns are name"),
         (WARD, Format(label="outcome", text="dose"), "data.text is 'dose'.*no text column of that name"),
         ("a,label\n1,0\n2\n", Format(), "not a readable csv file"),
+        (
+            WARD.replace("1.25", "unknown"),
+            Format(label="outcome"),
+            "column 'dose' has numbers, but row 2 has 'unknown'",
+        ),
     ],
 )
 def test_wrong_tables_say_what_is_wrong(tmp_path: Path, text: str, how: Format, sentence: str) -> None:

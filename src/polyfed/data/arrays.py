@@ -6,7 +6,7 @@ or table columns, int64 arrays are tokens of a text.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from polyfed.errors import InputError
 Pixels = npt.NDArray[np.uint8]
 Inputs = npt.NDArray[Any]  # uint8, float32 or int64, (n, ...)
 Ints = npt.NDArray[np.int64]
+MOST_CLASSES = 100_000  # larger labels are rather identifiers, such as numbers of patients
 KINDS = {"uint8": "picture", "float32": "numbers", "int64": "tokens"}
 
 
@@ -71,7 +72,7 @@ def as_inputs(values: Any, where: str, *, vocabulary: int = 0) -> Inputs:
     uint8 arrays of three or four dimensions are pictures. Floats become float32, without scaling.
     Other integers are tokens if `vocabulary` is given, and numbers otherwise.
     """
-    array = np.asarray(values)
+    array = to_array(values, where, "samples")
     if array.dtype == np.uint8 and array.ndim in (3, 4) and not vocabulary:
         return as_pixels(array, where)
     if array.dtype.kind not in "fiub":
@@ -108,9 +109,22 @@ def _channels_first(array: Inputs) -> Inputs:
     return array
 
 
-def as_labels(values: Any, where: str) -> Ints:
-    """Return labels as int64 (n,), from integers or from floats that are whole numbers."""
-    array = np.asarray(values)
+def to_array(values: Any, where: str, what: str) -> Inputs:
+    """Return arrays, tensors, data frames or lists as an array. Raise `InputError` if they do not form one."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+        values = values.float() if str(values.dtype) == "torch.bfloat16" else values  # NumPy has no bfloat16
+    try:
+        array = np.asarray(values)
+        # in a list of texts, NumPy would also write None and NaN as texts
+        return np.asarray(values, dtype=object) if array.dtype.kind in "US" and isinstance(values, list) else array
+    except (TypeError, ValueError):
+        raise InputError(f"{where}: the {what} do not form an array; all of them need one shape and type") from None
+
+
+def label_array(values: Any, where: str) -> Inputs:
+    """Return labels as an array (n,), also those given as one column."""
+    array = to_array(values, where, "labels")
     if array.ndim == 2 and 1 in array.shape:
         array = array.reshape(-1)
     if array.ndim == 2:
@@ -120,6 +134,21 @@ def as_labels(values: Any, where: str) -> Ints:
         )
     if array.ndim != 1:
         raise InputError(f"{where}: labels have shape {array.shape}; expected one label per sample")
+    return array
+
+
+def joined_labels(parts: Sequence[Any], where: str) -> Inputs:
+    """Return the labels of several splits or clients as one array. Raise `InputError` if only some are text."""
+    arrays = [label_array(part, where) for part in parts]
+    texts = [array.dtype.kind in "OUS" for array in arrays]
+    if any(texts) and not all(texts):
+        raise InputError(f"{where}: some labels are text and others are numbers; give all labels in one form")
+    return np.concatenate(arrays)
+
+
+def as_labels(values: Any, where: str) -> Ints:
+    """Return labels as int64 (n,), from integers or from floats that are whole numbers."""
+    array = label_array(values, where)
     if array.dtype.kind == "f" and bool(np.all(array == np.rint(array))):
         array = array.astype(np.int64)
     if array.dtype.kind == "f":
@@ -134,16 +163,44 @@ def as_labels(values: Any, where: str) -> Ints:
 
 def named_labels(values: Any, where: str) -> tuple[Any, tuple[str, ...] | None]:
     """Return labels as integers, and the class names if the labels are text."""
-    array = np.asarray(values)
+    array = label_array(values, where)
     if array.dtype.kind not in "OUSb":
         return as_labels(array, where), None
-    texts = [str(value) for value in array.reshape(-1)]
-    missing = [position for position, value in enumerate(array.reshape(-1)) if value is None or value == ""]
+    missing = [position for position, value in enumerate(array) if _is_missing(value)]
     if missing:
         raise InputError(f"{where}: {len(missing)} labels are missing, the first in row {missing[0]}")
+    texts = [value.decode(errors="replace") if isinstance(value, bytes) else str(value) for value in array]
     names = tuple(sorted(set(texts)))
     numbers = {name: number for number, name in enumerate(names)}
     return np.array([numbers[text] for text in texts], dtype=np.int64), names
+
+
+def _is_missing(value: Any) -> bool:
+    """Return whether a label is None, empty, NaN, or a missing value of pandas."""
+    if isinstance(value, float | np.floating):
+        return bool(np.isnan(value))
+    return value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, str) and not value)
+
+
+def renumbered(labels: Ints, names: Sequence[str], class_names: Sequence[str], where: str) -> Ints:
+    """Return labels of `names` as positions in `class_names`."""
+    unknown = [name for name in names if name not in class_names]
+    if unknown:
+        raise InputError(
+            f"{where}: found label '{unknown[0]}', which is not in class_names: {', '.join(class_names)}"
+        )
+    positions = np.array([list(class_names).index(name) for name in names], dtype=np.int64)
+    return positions[labels]
+
+
+def number_names(classes: int, where: str) -> tuple[str, ...]:
+    """Return the numbers of the classes as their names. Raise `InputError` if labels look like identifiers."""
+    if classes > MOST_CLASSES:
+        raise InputError(
+            f"{where}: the largest label is {classes - 1}; labels number the classes from 0, up to "
+            f"{MOST_CLASSES - 1}; give labels that are not such numbers as text"
+        )
+    return tuple(str(label) for label in range(classes))
 
 
 def checked_part(

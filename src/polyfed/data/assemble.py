@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from polyfed.data.arrays import KINDS, Decoded, Part, check_labels, concatenated
+from polyfed.data.arrays import KINDS, Decoded, Part, check_labels, concatenated, number_names
 from polyfed.data.catalogue import KnownDataset, check_known
 from polyfed.errors import InputError
 
@@ -41,7 +41,7 @@ def assemble(known: KnownDataset, splits: Splits) -> Decoded:
     if names is None:
         parts = [getattr(splits, split) for split in splits.where]
         highest = max(int(part.labels.max()) for part in parts)
-        names = tuple(str(label) for label in range(max(known.classes, highest + 1)))
+        names = number_names(max(known.classes, highest + 1), f"dataset '{known.name}'")
     shape = tuple(int(extent) for extent in splits.train.inputs.shape[1:])
     check_known(known, shape, KINDS[str(splits.train.inputs.dtype)], len(names))
     for split, where in splits.where.items():

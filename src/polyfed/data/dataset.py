@@ -14,7 +14,19 @@ import numpy as np
 
 from polyfed import plugins
 from polyfed.data import cache as dataset_cache
-from polyfed.data.arrays import KINDS, Decoded, Part, as_inputs, checked_part, named_labels
+from polyfed.data.arrays import (
+    KINDS,
+    Decoded,
+    Part,
+    as_inputs,
+    checked_part,
+    joined_labels,
+    label_array,
+    named_labels,
+    number_names,
+    renumbered,
+    to_array,
+)
 from polyfed.data.balanced_subset import balanced_limit
 from polyfed.data.catalogue import KNOWN, DatasetInfo, Format, catalogue, known_dataset
 from polyfed.data.locations import locate
@@ -175,16 +187,19 @@ def from_arrays(
     if (test_x is None) != (test_y is None):
         raise InputError(f"{name}: test_x and test_y go together, but only one of them is given")
     inputs = as_inputs(train_x, f"{name}, train_x", vocabulary=vocabulary)
-    all_labels = np.asarray(train_y) if test_y is None else np.concatenate([np.asarray(train_y), np.asarray(test_y)])
-    labels, names = named_labels(all_labels, f"{name}, labels")
-    count = len(np.asarray(train_y))
+    where = f"{name}, labels"
+    all_labels = joined_labels([train_y] if test_y is None else [train_y, test_y], where)
+    labels, names = named_labels(all_labels, where)
+    if names is not None and class_names and all_labels.dtype.kind != "b":
+        labels, names = renumbered(labels, names, class_names, where), tuple(class_names)
+    count = len(label_array(train_y, where))
     text_columns = {column: tuple(str(value) for value in values) for column, values in (columns or {}).items()}
     train = checked_part(inputs, labels[:count], name, text_columns)
     test: Part | None = None
     if test_x is not None:
         test = checked_part(as_inputs(test_x, f"{name}, test_x", vocabulary=vocabulary), labels[count:], name)
     if names is None:
-        names = tuple(str(label) for label in range(int(labels.max()) + 1))
+        names = number_names(int(labels.max()) + 1, where) if not class_names else tuple(class_names)
     return _store(name, Decoded(train, test, tuple(class_names or names), "arrays", vocabulary), cache)
 
 
@@ -212,12 +227,21 @@ def from_torch(
 
 
 def stacked(name: str, items: Any) -> tuple[Any, Any]:
+    """Return the samples and labels of a torch dataset. Raise `InputError` if its items are not (input, label)."""
+    from torch.utils.data import IterableDataset
+
+    if isinstance(items, IterableDataset) or not hasattr(items, "__len__"):
+        raise InputError(f"{name}: a {type(items).__name__} cannot be indexed; expected a dataset with a length")
     pairs = [items[number] for number in range(len(items))]
-    inputs = [np.asarray(pair[0]) for pair in pairs]
+    for number, pair in enumerate(pairs):
+        if not isinstance(pair, tuple | list) or len(pair) < 2:
+            raise InputError(f"{name}: item {number} is a {type(pair).__name__}; expected a pair (input, label)")
+    inputs = [to_array(pair[0], name, "samples") for pair in pairs]
     shapes = {array.shape for array in inputs}
     if len(shapes) != 1:
         raise InputError(f"{name}: samples have {len(shapes)} different shapes; all samples must have one shape")
-    return np.stack(inputs), np.array([int(pair[1]) for pair in pairs])
+    labels = [pair[1].tolist() if hasattr(pair[1], "tolist") else pair[1] for pair in pairs]
+    return np.stack(inputs), label_array(labels, f"{name}, labels")
 
 
 def from_huggingface(

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from polyfed.data.arrays import size_text
+from polyfed.data.arrays import joined_labels, label_array, size_text, to_array
 from polyfed.data.dataset import Dataset, from_arrays, stacked
 from polyfed.data.given_partition import CLIENT, SPLIT
 from polyfed.errors import InputError
@@ -92,6 +92,7 @@ def _from_mapping(data: Mapping[str, Any]) -> PassedData:
     if test is not None:
         if train.test_x is not None:
             raise InputError("data has 'test', but 'train' brings a test split of its own; remove one of them")
+        _check_class_names(train, test)
         train = train._replace(test_x=test.x, test_y=test.y)
     return PassedData(_stored(train, options), settings)
 
@@ -112,19 +113,24 @@ def _one_per_client(
         raise InputError(
             f"client {without} has no test samples, but others have; give all clients a test set or none"
         )
+    if test is not None:
+        _check_class_names(clients[0], test)
     if len({client.class_names for client in clients}) > 1:
         raise InputError("the clients' datasets have different class names; all clients need the same classes")
     parts = [(client.x, client.y, k, "train") for k, client in enumerate(clients)]
     if all(own_tests):
         parts += [(client.test_x, client.test_y, k, "test") for k, client in enumerate(clients)]
-    _check_shapes([(np.shape(x), labels[k]) for x, _, k, _ in parts])
-    counts = [len(np.asarray(y)) for _, y, _, _ in parts]
+    _check_shapes([(x.shape, labels[k]) for x, _, k, _ in parts])
+    counts = [len(label_array(y, f"labels of client {labels[k]}")) for _, y, k, _ in parts]
+    pictures = {x.dtype == np.uint8 for x, _, _, _ in parts if x.ndim > 2}
+    if len(pictures) > 1:
+        raise InputError("some clients have uint8 pictures and others do not; all clients need samples of one type")
     columns = {CLIENT: [str(k) for (_, _, k, _), count in zip(parts, counts, strict=True) for _ in range(count)]}
     if all(own_tests):
         columns[SPLIT] = [split for (_, _, _, split), count in zip(parts, counts, strict=True) for _ in range(count)]
     joined = _Arrays(
-        np.concatenate([np.asarray(x) for x, _, _, _ in parts]),
-        np.concatenate([np.asarray(y) for _, y, _, _ in parts]),
+        np.concatenate([x for x, _, _, _ in parts]),
+        joined_labels([y for _, y, _, _ in parts], "labels of the clients"),
         None if test is None else test.x,
         None if test is None else test.y,
         clients[0].class_names,
@@ -132,6 +138,12 @@ def _one_per_client(
     )
     dataset = _stored(joined, {**options, "columns": columns})
     return PassedData(dataset, {"partition": {"scheme": "given"}}, len(entries), names)
+
+
+def _check_class_names(train: _Arrays, test: _Arrays) -> None:
+    """Raise `InputError` if both splits name their classes differently: their labels would not fit together."""
+    if None not in (train.class_names, test.class_names) and train.class_names != test.class_names:
+        raise InputError("the training and the test dataset have different class names; both need the same classes")
 
 
 def _check_shapes(shapes: Sequence[tuple[tuple[int, ...], str]]) -> None:
@@ -168,9 +180,11 @@ def _arrays_of(data: Any, where: str) -> _Arrays:
         return arrays._replace(test_x=data.test.inputs.numpy(), test_y=data.test.labels.numpy())
     if isinstance(data, tuple) and len(data) == 2 and all(_is_dataset(part) for part in data):
         train, test_part = (_arrays_of(part, where) for part in data)
+        _check_class_names(train, test_part)
         return train._replace(test_x=test_part.x, test_y=test_part.y)
     if isinstance(data, tuple) and len(data) in (2, 4) and not any(_is_dataset(part) for part in data):
-        return _Arrays._make([*map(_on_cpu, data), *([None] * (4 - len(data))), None, 0])
+        given = [to_array(part, where, what) for part, what in zip(data, ("samples", "labels") * 2, strict=False)]
+        return _Arrays._make([*given, *([None] * (4 - len(given))), None, 0])
     if _is_torch_dataset(data):
         x, y = stacked(where, data)
         names = getattr(data, "classes", None)
@@ -187,8 +201,3 @@ def _is_torch_dataset(data: Any) -> bool:
     import torch.utils.data
 
     return isinstance(data, torch.utils.data.Dataset)
-
-
-def _on_cpu(array: Any) -> Any:
-    """Return tensors as arrays, also those of a GPU or with a gradient."""
-    return array.detach().cpu().numpy() if hasattr(array, "detach") else array

@@ -7,13 +7,14 @@ text. Columns of text next to numbers do not enter the sample, but a partition c
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from polyfed.data.arrays import Inputs, checked_part, named_labels
+from polyfed.data.arrays import Inputs, checked_part, joined_labels, named_labels
 from polyfed.data.assemble import SplitFiles, Splits
 from polyfed.data.catalogue import Format, KnownDataset
 from polyfed.data.text_tokens import tokens, vocabulary_size
@@ -82,8 +83,9 @@ def _splits(kind: str, tables: dict[str, list[tuple[Path, Any]]], known: KnownDa
     file, first = next(iter(merged.values()))
     label = _label_column(file, first.schema.names, known)
     # All splits use one mapping from text to class number, so that a class has the same number in every split.
-    all_labels = np.concatenate([_values(table, label, where) for where, table in merged.values()])
-    labels, class_names = named_labels(all_labels, f"{file}, column '{label}'")
+    place = f"{file}, column '{label}'"
+    all_labels = joined_labels([_values(table, label, where) for where, table in merged.values()], place)
+    labels, class_names = named_labels(all_labels, place)
     splits.class_names = class_names_of(first.schema, label) or class_names
     start = 0
     for split, (where, table) in merged.items():
@@ -131,6 +133,8 @@ def table_inputs(
     if missing:
         raise InputError(f"{file} has no column of numbers '{missing[0]}'; {nearest(missing[0], numeric)}")
     used = features or numeric
+    for name in () if features else texts:
+        _check_not_numbers(table.column(name).to_pylist(), f"{file}: column '{name}'")
     if not used:
         besides = f" besides '{label}'" if label else ""
         raise InputError(
@@ -140,6 +144,17 @@ def table_inputs(
     return np.stack([_complete(table, name, file).astype(np.float32) for name in used], axis=1), used
 
 
+def _check_not_numbers(values: Sequence[str | None], where: str) -> None:
+    """Raise `InputError` for numbers with a few texts among them: the column would not be an input."""
+    texts = [row for row, value in enumerate(values, 1) if value and not _NUMBER.fullmatch(value.strip())]
+    if texts and len(texts) * 2 < len(values):
+        raise InputError(
+            f"{where} has numbers, but row {texts[0]} has '{values[texts[0] - 1]}'; write a number there or drop the "
+            "row, or begin every value with a letter if the column is not an input"
+        )
+
+
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _MAX_DISTINCT_VALUES = 10_000  # distinct values of a column that a partition may use
 
 
