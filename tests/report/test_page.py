@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -18,8 +19,9 @@ from tests.report.test_figures import CONFUSION, INCO, LAYERS, write_all_artifac
 from polyfed import api
 from polyfed.benchmarks.report import make_run as make_long_run
 from polyfed.cli.app import main
+from polyfed.report.drawing import distinct_parts
 from polyfed.report.run_record import read
-from polyfed.report.run_tables import sections_of
+from polyfed.report.run_tables import sections_of, unique_names
 
 NASTY = '<script>alert("x")</script>&"\'{{7*7}}${x}'
 
@@ -117,7 +119,8 @@ def test_many_runs(make_run: MakeRun, tmp_path: Path, out: Path, capsys: pytest.
     summary = next(element for element in tree.iter("div") if element.get("class") == "summary")
     assert texts(summary, "p") == [
         "fedproto reaches 40.6 % on the common test set, 15.6 points above local (95 % interval over seeds -24.1 to "
-        "+55.3); on the clients' own data it is 31.2 points above local."
+        "+55.3); on the clients' own data it is 31.2 points above local. No clear difference from local "
+        "(the interval includes 0): rich, fedproto."
     ]
     headline = table_named(tree, "Results over seeds")
     rows = [texts(row, "td") for row in headline.iter("tr")]
@@ -336,3 +339,27 @@ def test_real_run(tmp_path: Path, out: Path) -> None:
     final = f"{100 * result['accuracy']['personal']['final']:.2f}"
     assert final in texts(table_named(tree, "Results over seeds"), "td")
     assert len(figures(tree)) == 9
+
+
+def test_runs_with_equal_names_are_told_apart_by_their_folders(make_run: MakeRun, tmp_path: Path) -> None:
+    one, other = make_run("local-s0"), make_run("other-s0")
+    copy = shutil.copytree(one, tmp_path / "three-sizes" / "local-s0")
+    names = unique_names([read(one), read(other), read(copy)])
+    assert names == ["runs/local-s0", "other-s0", "three-sizes/local-s0"]
+
+
+def test_a_partition_is_drawn_once_if_only_models_differ(make_run: MakeRun, tmp_path: Path) -> None:
+    one, other = make_run("one"), make_run("other", method="local")
+    clients = (other / "clients.json").read_text()
+    model = read(other).clients[0].model
+    (other / "clients.json").write_text(clients.replace(f'"{model}"', '"another-model"'))
+    assert read(other).clients[0].model == "another-model"
+    assert main(["report", str(one), str(other), "-o", str(tmp_path / "report.html")]) == 0
+    assert figures(page_of(tmp_path / "report.html")[1]).count("Label distribution of clients") == 1
+
+
+def test_layers_are_named_by_the_parts_in_which_they_differ() -> None:
+    names = [f"trunk.stages.{stage}.1.layers.{k}.conv.weight" for stage in (0, 1) for k in (0, 1)]
+    assert distinct_parts(names) == ["0.1.layers.0", "0.1.layers.1", "1.1.layers.0", "1.1.layers.1"]
+    assert distinct_parts(["a", "a.b"]) == ["a", "a.b"]
+    assert distinct_parts(["a.b"]) == ["a.b"]

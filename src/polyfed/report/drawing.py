@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from polyfed.report.figure_spec import WIDTH
@@ -83,6 +84,18 @@ def shorten(name: str, limit: int = WIDEST_LABEL) -> str:
         return name
     head = limit // 2
     return f"{name[:head]}…{name[head + 1 - limit :]}"
+
+
+def distinct_parts(names: Sequence[str]) -> list[str]:
+    """Return dotted names without the parts that all of them have in common at the start and at the end."""
+    parts = [name.split(".") for name in names]
+    if len(set(names)) < 2:
+        return list(names)
+    start = next(k for k, column in enumerate(zip_longest(*parts)) if len(set(column)) > 1)
+    reverse = [rest[start:][::-1] for rest in parts]
+    end = next((k for k, column in enumerate(zip_longest(*reverse)) if len(set(column)) > 1), 0)
+    shown = [".".join(rest[start : len(rest) - end]) for rest in parts]
+    return shown if all(shown) else list(names)
 
 
 def label_positions(axes: Axes, names: Sequence[str], *, axis: str, room: float) -> None:

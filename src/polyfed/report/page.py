@@ -13,7 +13,7 @@ from polyfed.report.page_figures import FigureRenderer
 from polyfed.report.page_sections import Section, figure_sections, results_section
 from polyfed.report.page_summary import facts, heading, summary
 from polyfed.report.run_record import RunRecord, read_all
-from polyfed.report.run_tables import common_settings, runs_table, sections_of, table_of
+from polyfed.report.run_tables import common_settings, runs_table, sections_of, table_of, unique_names
 from polyfed.report.styles import page_colours
 from polyfed.runs.atomic_files import write_atomically
 
@@ -93,7 +93,10 @@ def _runs_section(records: Sequence[RunRecord], broken: dict[Path, str]) -> Sect
     if several or broken or any(record.state != "finished" for record in records):
         section.tables.append(runs_table(records, broken))
     shared = common_settings(records)
-    section.runs = [{"name": r.name, "state": r.state, "sections": sections_of(r, shared)} for r in records]
+    section.runs = [
+        {"name": name, "state": r.state, "sections": sections_of(r, shared)}
+        for name, r in zip(unique_names(records), records, strict=True)
+    ]
     if several and records:
         section.notes.append("Uploads, failures and settings of each run:")
     return section

@@ -139,7 +139,7 @@ class FigureRenderer:
         by_partition: dict[tuple[Any, ...], list[RunRecord]] = {}
         for record in self.records:
             if record.clients:
-                key = tuple((client.model, *sorted(client.train_counts.items())) for client in record.clients)
+                key = tuple((client.name, *sorted(client.train_counts.items())) for client in record.clients)
                 by_partition.setdefault(key, []).append(record)
         figures: list[RenderedFigure] = []
         for members in list(by_partition.values())[:MAX_PER_KIND]:
@@ -183,7 +183,7 @@ class FigureRenderer:
 def _left_out(kind: str, all_of_them: Sequence[object]) -> str:
     if len(all_of_them) <= MAX_PER_KIND:
         return ""
-    return f"The first {MAX_PER_KIND} of {len(all_of_them)} figures '{kind}' are drawn."
+    return f"The first {MAX_PER_KIND} of {len(all_of_them)} {kind} figures are shown."
 
 
 def _format(value: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,18 +66,27 @@ def table_of(
     )
 
 
+def unique_names(records: Sequence[RunRecord]) -> list[str]:
+    """Return the names of runs. Runs with equal names are preceded by the folder that contains them."""
+    count = Counter(record.name for record in records)
+    return [
+        record.name if count[record.name] == 1 else clean(f"{record.path.resolve().parent.name}/{record.name}")
+        for record in records
+    ]
+
+
 def runs_table(records: Sequence[RunRecord], broken: Mapping[Path, str]) -> Table:
     """Build the table with a row for every run, in any state."""
     headings = ["run", "method", "data", "state", "seed", "rounds", "personal %", "best", "global %", "best"]
     headings += ["MiB up", "MiB down", "seconds", "failures"]
     rows = []
-    for record in records:
+    for name, record in zip(unique_names(records), records, strict=True):
         accuracies = [
             read(kind) for kind in ("personal", "global") for read in (record.final_accuracy, record.best_accuracy)
         ]
         rows.append(
             [
-                *(cell(text, name=True) for text in (record.name, record.method, record.dataset)),
+                *(cell(text, name=True) for text in (name, record.method, record.dataset)),
                 cell(record.state, kind=f"name {record.state}"),
                 cell(record.seed),
                 cell(f"{len(record.rounds)} of {record.planned_rounds}"),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from polyfed.errors import InputError
 from polyfed.report.drawing import (
+    distinct_parts,
     height_with_legend,
     integer_ticks,
     label_positions,
@@ -107,7 +108,9 @@ def inco(records: Sequence[RunRecord], options: Options) -> FigureSpec:
     names = sorted(dict.fromkeys(str(row[1]) for row in rows), key=_natural)
 
     many = len(names) > MAX_LABELS  # colours do not suffice: paler lines are deeper layers
-    labelled = [names[0], names[-1]] if many else names
+    labelled = dict(zip(names, distinct_parts(names), strict=True))
+    if many:
+        labelled = {name: labelled[name] for name in (names[0], names[-1])}
 
     def draw(figure: Figure) -> None:
         panels = figure.subplots(2, 1, sharex=True)
@@ -126,7 +129,7 @@ def inco(records: Sequence[RunRecord], options: Options) -> FigureSpec:
                     markevery=max(1, len(points) // 6),
                     ms=3,
                     lw=1,
-                    label=shorten(name, 40) if column == 2 and name in labelled else None,
+                    label=shorten(labelled[name], 40) if column == 2 and name in labelled else None,
                 )
             axes.axhline(0, color=NEUTRAL, lw=0.6)
             value_label(axes, label)
@@ -140,5 +143,5 @@ def inco(records: Sequence[RunRecord], options: Options) -> FigureSpec:
     caption = f"{len(names)} layers over {len(events)} rounds; beta is positive in {100 * positive:.0f} % of cases."
     if many:
         caption += " Deeper layers are paler."
-    size = (WIDTH, height_with_legend(3.6, labelled))
+    size = (WIDTH, height_with_legend(3.6, list(labelled.values())))
     return FigureSpec("InCo's theta and beta", caption, ("round", "layer", "theta", "beta"), rows, draw, size)

@@ -16,7 +16,7 @@ export class StartForm {
     this.preset = el("select", { id: "start-preset", "aria-describedby": "start-description" });
     this.description = el("p", { id: "start-description", className: "help" });
     this.name = el("input", { id: "start-name", type: "text", autocomplete: "off", spellcheck: false, maxLength: 128, "aria-describedby": "start-name-help" });
-    this.overrides = el("textarea", { id: "start-overrides", rows: 5, spellcheck: false, autocomplete: "off", placeholder: "method=fedavg\nrounds=20\ntrain.lr=0.05", "aria-describedby": "start-overrides-help start-error" });
+    this.overrides = el("textarea", { id: "start-overrides", rows: 5, spellcheck: false, autocomplete: "off", placeholder: "method=feddistill\nrounds=20\ntrain.lr=0.05", "aria-describedby": "start-overrides-help start-error" });
     this.error = el("p", { id: "start-error", role: "alert" });
     this.status = el("p", { role: "status", className: "help" });
     this.report = el("div");
