@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from polyfed.cli.app import main
 from polyfed.comparison import compare
 from polyfed.comparison.table import Spread
+from polyfed.comparison.text_table import text_table
 from polyfed.errors import InputError
 
 MIB = 1 << 20
@@ -341,6 +342,15 @@ def test_the_table_fits_the_terminal(
     assert set(rows) == {"local", "fedproto", "fedlatent"} and "baseline" in rows["local"]
 
 
+def test_a_narrow_table_leaves_out_empty_columns_and_keeps_the_only_gain() -> None:
+    runs = [result("local", seed, 0.5, None) for seed in (0, 1)] + [
+        result("new", seed, 0.75, None) for seed in (0, 1)
+    ]
+    text = text_table(compare(runs, baseline="local"), width=40)
+    assert "global" not in text.partition("Accuracy in %")[0] and "+25.0" in text
+    assert "gain" not in text.partition("Left out to fit")[2]
+
+
 def test_json_has_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for method, personal in (("local", 0.5), ("new", 0.75)):
         write(tmp_path / method, result(method, 3, personal), {"method": {"name": method}})
@@ -435,3 +445,6 @@ def test_a_method_that_predicts_by_prototype_has_a_second_row_for_its_heads() ->
     assert made.rows[2].values["personal_final"] == Spread(75.0, None, 1)
     gain = made.rows[2].differences["personal_final"]
     assert gain is not None and gain.mean == 50
+    run["metrics"] = {"personal by head": {"auroc": {"final": 0.75, "by_client": [], "by_round": [0.75]}}}
+    measured = compare([run, result("local", 0, 0.25)]).rows[2].values["personal_auroc"]
+    assert measured is not None and measured.mean == 75

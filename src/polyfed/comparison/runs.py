@@ -55,7 +55,7 @@ class Run:
 
 
 def by_head(run: Run) -> Run | None:
-    """Return a run with the accuracies of its models' heads; None unless the method predicts in another way.
+    """Return a run with the results of its models' heads; None unless the method predicts in another way.
 
     Its method is called 'NAME by head'. Both share the same models, bytes and seconds.
     """
@@ -69,7 +69,9 @@ def by_head(run: Run) -> Run | None:
             accuracy[kind] = None
     if not any(accuracy.values()):
         return None
-    changed = {"method": f"{run.result.method} by {HEAD}", "accuracy": accuracy, "metrics": {}}
+    recorded = run.result.get("metrics") or {}
+    metrics = {kind: recorded.get(f"{kind} by {HEAD}", {}) for kind in accuracy}
+    changed = {"method": f"{run.result.method} by {HEAD}", "accuracy": accuracy, "metrics": metrics}
     return Run(run.source, Result({**run.result, **changed}), run.config)
 
 

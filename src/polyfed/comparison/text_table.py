@@ -21,7 +21,8 @@ OPTIONAL = ("n", "gain personal_final", "mib_up", "seconds", "mib_down", "global
 def text_table(comparison: Comparison, *, width: int | None = None, bold: bool = False) -> str:
     """Return plain text in aligned columns. A star marks the best values; `bold` also prints them bold.
 
-    If the table is wider than `width`, accuracies have one digit less and the least important columns are left out.
+    If the table is wider than `width`, accuracies have one digit less, and columns without values and the least
+    important columns are left out.
     """
     table = _Grid(comparison)
     shown: Sequence[int] = _in_reading_order(table.ids, range(len(table.ids)))
@@ -29,7 +30,7 @@ def text_table(comparison: Comparison, *, width: int | None = None, bold: bool =
     if width is not None and table.width(shown) > width:
         table = _Grid(comparison, narrow=True)
         shown = _fitting(table, width)
-        left_out = [table.headings[i] for i in range(len(table.ids)) if i not in shown]
+        left_out = [table.headings[i] for i in range(len(table.ids)) if i not in shown and not table.is_empty(i)]
     lines = table.lines(shown, bold=bold)
     caption_width = width or max(80, max(len(line) for line in table.lines(shown)))
     note = ""
@@ -59,6 +60,10 @@ class _Grid:
         content = [max([len(row[i]) for row in self.rows], default=0) for i in range(len(self.ids))]
         self.split = [_split(h, w) if narrow else ("", h) for h, w in zip(self.headings, content, strict=True)]
         self.widths = [max(w, *map(len, parts)) for w, parts in zip(content, self.split, strict=True)]
+
+    def is_empty(self, i: int) -> bool:
+        """Return whether a column has no value, such as the global accuracy without a common test set."""
+        return not self.is_name[i] and {row[i] for row in self.rows} <= {"-", "baseline"}
 
     def width(self, shown: Sequence[int]) -> int:
         return sum(self.widths[i] for i in shown) + GAP * (len(shown) - 1)
@@ -102,8 +107,11 @@ def _split(heading: str, width: int) -> tuple[str, str]:
 
 def _fitting(table: _Grid, width: int) -> list[int]:
     """Return the columns to show: the necessary ones, and optional ones in the order of importance if they fit."""
-    optional = [*(i for name in OPTIONAL for i, id in enumerate(table.ids) if id == name)]
-    shown = [i for i in range(len(table.ids)) if i not in optional]
+    filled = [i for i in range(len(table.ids)) if not table.is_empty(i)]
+    optional = [i for name in OPTIONAL for i in filled if table.ids[i] == name]
+    if not any(table.ids[i].startswith("gain") and i not in optional for i in filled):
+        optional = [i for i in optional if not table.ids[i].startswith("gain")]  # the only gain is always shown
+    shown = [i for i in filled if i not in optional]
     for i in optional:
         if table.width([*shown, i]) <= width:
             shown.append(i)
