@@ -92,6 +92,8 @@ def distinct_parts(names: Sequence[str]) -> list[str]:
     if len(set(names)) < 2:
         return list(names)
     start = next(k for k, column in enumerate(zip_longest(*parts)) if len(set(column)) > 1)
+    if start and all(rest[start:] and rest[start].isdecimal() for rest in parts):
+        start -= 1  # a number says nothing without the word before it
     reverse = [rest[start:][::-1] for rest in parts]
     end = next((k for k, column in enumerate(zip_longest(*reverse)) if len(set(column)) > 1), 0)
     shown = [".".join(rest[start : len(rest) - end]) for rest in parts]
