@@ -116,6 +116,9 @@ def test_numbers_and_tokens(kind: str, tmp_path: Path) -> None:
         predicted = trained.predict(test.inputs.numpy())
         accuracy = int((predicted == test.labels.numpy()).sum()) / len(test)
         assert accuracy == result["accuracy"]["personal"]["by_client"][int(name)]
+    if kind == "numbers":  # pixels from 0 to 255 are not the numbers that the model was trained on
+        with pytest.raises(InputError, match="are pictures of type uint8; the model was trained on numbers"):
+            loaded["0"].predict(np.zeros((2, 2, 3), np.uint8))
 
 
 def test_wrong_samples_and_wrong_clients_are_one_sentence(tmp_path: Path) -> None:

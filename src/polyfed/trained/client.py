@@ -91,8 +91,11 @@ class TrainedClient:
                 f"{where} have type {values.dtype}; the model was trained on pictures of type uint8 with values from "
                 "0 to 255"
             )
-        if self.kind == "numbers" and values.dtype == np.uint8:
-            values = values.astype(np.float32)  # otherwise three or four dimensions would make pictures of them
+        if self.kind == "numbers" and values.dtype == np.uint8 and values.ndim in (3, 4):
+            raise InputError(
+                f"{where} are pictures of type uint8; the model was trained on numbers, so convert them in the same "
+                "way as the training samples"
+            )
         inputs = as_inputs(values, where, vocabulary=self.vocabulary)
         if inputs.shape[1:] != self.shape:
             raise InputError(
