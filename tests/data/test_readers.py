@@ -78,6 +78,12 @@ def test_other_files_do_not_pass_as_a_known_dataset(tmp_path: Path) -> None:
     assert small.source == "idx files (20 of 60,000 training samples)"
 
 
+@pytest.mark.parametrize("name", ["uci_har", "shakespeare"])
+def test_a_dataset_that_is_not_on_the_hub_needs_a_root(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match=f"'{name}' cannot be downloaded; set data.root"):
+        load(name, cache=tmp_path)
+
+
 def test_a_changed_file_is_decoded_anew(tmp_path: Path) -> None:
     first = opened("mnist", write_idx(tmp_path / "root"))
     second = opened("mnist", write_idx(tmp_path / "root", {"train_images": idx_bytes(255 - GREY)}))

@@ -180,6 +180,11 @@ def _print_groups(rows: list[Row]) -> None:
 
 
 def _print_datasets(rows: list[Row]) -> None:
+    from polyfed.data.catalogue import KNOWN
+
+    def known_hub(name: str) -> bool:
+        return name in KNOWN and bool(KNOWN[name].hub)
+
     print_table(
         ["dataset", "shape", "classes", "train", "test", "available now"],
         [
@@ -189,7 +194,11 @@ def _print_datasets(rows: list[Row]) -> None:
                 "-" if row["classes"] is None else row["classes"],
                 "-" if row["train"] is None else f"{row['train']:,}",
                 "-" if row["test"] is None else f"{row['test']:,}",
-                "yes" if row["available"] else "set data.root, or downloads from the hub",
+                "yes"
+                if row["available"]
+                else "downloads from the hub"
+                if known_hub(row["name"])
+                else "set data.root",
             ]
             for row in rows
         ],

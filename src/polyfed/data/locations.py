@@ -126,6 +126,11 @@ def _place_of(known: KnownDataset, layout: _Layout, folder: Path, split_files: S
 
 def _hub_place(known: KnownDataset) -> Place:
     def decode() -> Decoded:
+        if not known.hub:
+            raise InputError(
+                f"dataset '{known.name}' cannot be downloaded; set data.root to the folder of its files, which "
+                "docs/data.md describes"
+            )
         from polyfed.data.hub import decode_hub
 
         installed = " or ".join(f"'{folder}'" for folder in known.installed)
