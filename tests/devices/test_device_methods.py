@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.device_runs import WORK, device_run, federation_run
+from tests.device_runs import METHODS, WORK, device_run, federation_run
 from torch import Tensor
 
 from polyfed import catalogue
@@ -16,8 +16,6 @@ from polyfed.core import Client, Cohort, Method, Needs, Payload, Sends, Server, 
 from polyfed.core.method import register
 from polyfed.core.place import Place
 from polyfed.testing.toy_federation import ToyFederation
-
-METHODS = [name for name in catalogue.methods() if name != "fedktl"]  # fedktl needs a user's generator
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from _pytest.mark import ParameterSet
-from tests import small
+from tests.small import SMALL
 
 import polyfed.methods
 from polyfed import catalogue, testing
@@ -36,17 +36,6 @@ from polyfed.errors import InputError
 
 # fedktl needs a user's generator; tests/methods/test_fedktl_generator.py runs the battery on it with one
 METHODS = [name for name in catalogue.methods() if name != "fedktl"]
-# Smaller amounts of work, which no check depends on. With the defaults, a check takes seconds.
-SMALL: dict[str, dict[str, object]] = {
-    "ccvr": {"virtual": 30, "epochs": 2},
-    "dffke": small.DFFKE,
-    "fedgen": {"generator_steps": 5, "hidden": 32},
-    "fedktl-lite": {"server_epochs": 3, "latent_width": 16},
-    "fedl2g": {"warmup": 2},
-    "fedlatent": {"samples_per_class": 6},
-    "fedtgp": {"server_epochs": 3},
-    "fedvtc": {"samples_per_class": 6, "finetune_epochs": 1},
-}
 
 
 # Checks that start worker processes run on one method of each kind of messages, and on all with --all-methods. What

@@ -35,11 +35,16 @@ def checks() -> list[str]:
 
 
 def run_check(
-    name: str, method: type[Method], fields: Mapping[str, Any] | None = None, samples: SampleKind = "pictures"
-) -> None:
+    name: str,
+    method: type[Method],
+    fields: Mapping[str, Any] | None = None,
+    samples: SampleKind = "pictures",
+    device: str = "cpu",
+) -> list[str]:
     """Run one check on a method. Raise AssertionError if it fails, or CheckSkipped if the method skips it.
 
-    `samples` are the samples of the toy federation: "pictures", "numbers" (a table) or "tokens" (text).
+    `samples` are the samples of the toy federation: "pictures", "numbers" (a table) or "tokens" (text). `device` is
+    its `engine.device`. Return the state hashes of all runs of the check.
     """
     if name not in checks():
         raise InputError(f"there is no check called '{name}'; {nearest(name, _CHECKS)}")
@@ -49,7 +54,7 @@ def run_check(
         raise InputError(f'{method.__qualname__} has no name; put @register("name") above its class')
     if name in method.skipped_checks:
         raise CheckSkipped(method.skipped_checks[name])
-    with ToyFederation(method, dict(fields or {}), samples) as toy:
+    with ToyFederation(method, dict(fields or {}), samples, device) as toy:
         try:
             _CHECKS[name](toy)
         except AssertionError:
@@ -58,3 +63,4 @@ def run_check(
             raise AssertionError(f"{method.name} fails '{name}': {error}") from error
         except Exception as error:
             raise AssertionError(f"{method.name} fails '{name}' by {type(error).__name__}: {error}") from error
+    return toy.hashes

@@ -22,6 +22,7 @@ from polyfed.core.method import Method
 from polyfed.core.round_stats import RoundStats
 from polyfed.data import dataset as datasets
 from polyfed.data import partition_file
+from polyfed.federation import placement
 from polyfed.federation import simulation as federations
 from polyfed.federation.simulation import SimulatedFederation
 from polyfed.runs.state_store import FolderStore
@@ -93,21 +94,29 @@ class Reference:
 
 
 @lru_cache(maxsize=2)
-def _reference(method: type[Method], fields: str, samples: SampleKind) -> Reference:
+def _reference(method: type[Method], fields: str, samples: SampleKind, device: str) -> Reference:
     """Run a method once for all checks that follow each other."""
-    with ToyFederation(method, json.loads(fields), samples) as toy:
+    with ToyFederation(method, json.loads(fields), samples, device) as toy:
         recorder = RecordingEngine()
         outcome = toy.run(wrap=recorder).checked()
     return Reference(outcome.hash, tuple(outcome.round_stats), tuple(recorder.up), tuple(recorder.down))
 
 
 class ToyFederation:
-    """Toy federations for one method. Use it as a context manager."""
+    """Toy federations for one method, on one kind of device. Use it as a context manager."""
 
-    def __init__(self, method: type[Method], fields: Mapping[str, Any], samples: SampleKind = "pictures") -> None:
+    def __init__(
+        self,
+        method: type[Method],
+        fields: Mapping[str, Any],
+        samples: SampleKind = "pictures",
+        device: str = "cpu",
+    ) -> None:
         self.method = method
         self.fields = dict(fields)
         self.samples = samples
+        self.device = device
+        self.hashes: list[str] = []  # state hashes of all runs
         group, single = GROUPS[samples]
         self.models: list[Any] | str = [single] if method.needs.same_architecture else group
         if method.needs.sub_models:
@@ -138,9 +147,9 @@ class ToyFederation:
             "clients": len(class_counts),
             "rounds": 2,
             "train": {"batch_size": BATCH, "lr": 0.05},
-            "engine": {"name": "serial"},
         }
-        return settings | changed
+        engine = {"device": self.device} | changed.get("engine", {"name": "serial"})
+        return settings | changed | {"engine": engine}
 
     def config(self, class_counts: Sequence[Sequence[int]] = CLASS_COUNTS, **changed: Any) -> Config:
         return parse(self.settings(class_counts, **changed))
@@ -165,9 +174,10 @@ class ToyFederation:
         """Run all rounds on the serial engine, or on the engine that `wrap` puts around it."""
         chosen = config or self.config()
         federation = self.federation(chosen, method)
+        federation.place = placement.main_place(chosen)
         roster = federation.profiles()
         federation.check_needs(roster)
-        return run_on_serial(
+        outcome = run_on_serial(
             federation,
             federation.server(roster),
             wrap=wrap,
@@ -177,15 +187,22 @@ class ToyFederation:
             store=FolderStore(self.new_folder()),
             max_ratio=max_ratio,
         )
+        self.hashes.append(outcome.hash)
+        return outcome
 
     def reference(self) -> Reference:
         """Return the method's run without changes, in which no client fails."""
-        return _reference(self.method, json.dumps(self.fields, sort_keys=True), self.samples)  # type: ignore[arg-type]  # a class
+        fields = json.dumps(self.fields, sort_keys=True)
+        reference = _reference(self.method, fields, self.samples, self.device)  # type: ignore[arg-type]  # a class
+        self.hashes.append(reference.hash)
+        return reference
 
     def experiment(self, settings: Mapping[str, Any], folder: Path | None = None, **options: Any) -> dict[str, Any]:
         """Run an experiment with a run folder, checkpoints and the engine that the settings name."""
         method = self.method(**self.fields)
-        return api.run(dict(settings), data=self.data, method=method, out=folder or self.new_folder(), **options)
+        result = api.run(dict(settings), data=self.data, method=method, out=folder or self.new_folder(), **options)
+        self.hashes.append(str(result["state_hash"]))
+        return result
 
     def new_folder(self) -> Path:
         self._runs += 1
