@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests import simulated_device
 
+from polyfed import devices
 from polyfed.benchmarks import device
 from polyfed.benchmarks.device_record import DeviceRecord, read_record, write_record
+from polyfed.benchmarks.synthetic import images
 from polyfed.cli.app import main
 
 
@@ -31,6 +34,21 @@ def test_the_command_on_the_processor(
     assert record is not None and record.device.startswith("cpu")
     assert main(["check", "quickstart"]) == 0
     assert f"on this machine ({record.device}" in capsys.readouterr().out
+
+
+def test_federations_run_on_the_device(tmp_path: Path) -> None:
+    data = images("device", 40, device.SIZE, tmp_path / "cache", device.CLASSES)
+    with simulated_device.simulated() as counts:
+        result = device._run(data, tmp_path / "run", torch.device("sim"), steps=2)
+        trained = counts.steps
+    assert result["versions"]["device"] == "sim"
+    assert trained == 2 * device.CLIENTS
+
+
+def test_the_device_is_the_one_that_auto_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert device.find_device().type == devices.kind_of("auto").name
+    monkeypatch.setattr(devices.Cuda, "count", lambda kind: 1)
+    assert device.find_device().type == "cuda"
 
 
 def test_a_damaged_record_is_ignored(tmp_path: Path) -> None:

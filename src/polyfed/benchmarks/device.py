@@ -19,11 +19,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from polyfed import api
+from polyfed import api, devices
 from polyfed.benchmarks.device_record import DeviceRecord, write_record
 from polyfed.benchmarks.synthetic import images
 from polyfed.config import parse
-from polyfed.config.sections import EngineConfig
 from polyfed.core import rng
 from polyfed.core.rounds import one_torch_thread
 from polyfed.data.dataset import Dataset
@@ -60,9 +59,9 @@ def measure() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         data = images("device", SAMPLES, SIZE, folder / "cache", CLASSES)
-        runs = {workers: _run(data, folder / f"workers{workers}", workers=workers) for workers in WORKERS}
+        runs = {workers: _run(data, folder / f"workers{workers}", device, workers=workers) for workers in WORKERS}
         identical = len({run["state_hash"] for run in runs.values()}) == 1
-        synchronisations = count_synchronisations(data, folder) if device.type == "cuda" else None
+        synchronisations = count_synchronisations(data, folder, device) if device.type == "cuda" else None
         rounds = statistics.median(runs[1]["seconds"]["by_round"][1:])
     bare = _bare_round_seconds(device)
     kind = "cpu" if device.type == "cpu" else "gpu"
@@ -90,11 +89,7 @@ def measure() -> dict[str, Any]:
 
 def find_device() -> torch.device:
     """Return the device that `engine.device: auto` chooses: the first of cuda, mps and cpu."""
-    if "device" not in EngineConfig.model_fields:
-        return torch.device("cpu")
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    return torch.device(devices.kind_of(devices.AUTO).name)
 
 
 def device_name(device: torch.device) -> str:
@@ -125,7 +120,9 @@ def report(device: torch.device, identical: bool, synchronisations: float | None
     return "\n".join(lines)
 
 
-def _run(data: Dataset, folder: Path, *, workers: int = 1, steps: int | None = None) -> dict[str, Any]:
+def _run(
+    data: Dataset, folder: Path, device: torch.device, *, workers: int = 1, steps: int | None = None
+) -> dict[str, Any]:
     """Run a small federation of local training and return its result. Fixed steps run in this process."""
     engine: dict[str, Any] = {"name": "pool", "workers": workers} if steps is None else {"name": "serial"}
     config = parse(
@@ -137,13 +134,13 @@ def _run(data: Dataset, folder: Path, *, workers: int = 1, steps: int | None = N
             "models": {"group": "tiny4"},
             "train": {"batch_size": BATCH_OF_PAPERS, "steps": steps},
             "evaluate": {"every": ROUNDS, "personal": False},
-            "engine": engine,
+            "engine": engine | {"device": device.type},
         }
     )
     return dict(api.run_config(config, out=folder, data=data))
 
 
-def count_synchronisations(data: Dataset, folder: Path) -> float:
+def count_synchronisations(data: Dataset, folder: Path, device: torch.device) -> float:
     """Return how often a training step makes the processor wait for the GPU, from runs with few and more steps."""
     counts = []
     for steps in STEPS:
@@ -151,7 +148,7 @@ def count_synchronisations(data: Dataset, folder: Path) -> float:
         try:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                _run(data, folder / f"steps{steps}", steps=steps)
+                _run(data, folder / f"steps{steps}", device, steps=steps)
         finally:
             torch.cuda.set_sync_debug_mode("default")
         counts.append(sum("synchroniz" in str(warning.message) for warning in caught))
