@@ -30,7 +30,7 @@ WORK: dict[str, dict[str, object]] = {
     "fedgh": {"server_batch": 2},
     "fedktl-lite": {"server_epochs": 1, "server_batch": 2, "latent_width": 16},
     # The simulated device adds the zeros of forward-mode differentiation in another order: the last bit differs.
-    "fedl2g": {"gradient": "finite_diff"},
+    "fedl2g": {"gradient": "finite_diff", "warmup": 2},
     "fedlatent": {"samples_per_class": 6},
     "fedtgp": {"server_epochs": 1, "server_batch": 2},
     "fedvtc": {"samples_per_class": 6, "finetune_epochs": 1},
@@ -74,11 +74,16 @@ class DeviceRun:
     transfers: int
 
 
+def training(batch: int) -> dict[str, Any]:
+    """Return `train` settings with a batch size."""
+    return {"batch_size": batch, "lr": 0.05, "clip_norm": 1.0}
+
+
 def federation_run(
     toy: ToyFederation, place: Place, *, evaluate: bool = True, clients: int = 2, **changed: Any
 ) -> Outcome:
     """Run two rounds of a toy federation at a place."""
-    settings = {"train": {"batch_size": BATCH, "lr": 0.05, "clip_norm": 1.0}} | changed
+    settings = {"train": training(BATCH)} | changed
     federation = toy.federation(toy.config(CLASS_COUNTS[:clients], **settings))
     federation.place = place
     roster = federation.profiles()

@@ -12,6 +12,8 @@ from polyfed import catalogue, testing
 
 # Checks that start worker processes run on the device in tests/devices/test_device_engines.py.
 CHECKS = [name for name in testing.checks() if name != "serial_equals_pool"]
+# checks of messages, which use the run of an earlier check
+READS_MESSAGES = ["sends_matches_messages", "invalid_messages_refused", "bytes_counted_as_sent"]
 QUICK: dict[str, list[str]] = {
     "local": ["client_with_one_sample"],
     "fedproto": ["odd_last_batch", "resumed_equals_uninterrupted"],
@@ -30,5 +32,5 @@ def test_method_passes_on_a_device(method: str, check: str) -> None:
     kind, fields = catalogue.load(method), SMALL.get(method)
     with simulated_device.simulated() as counts:
         on_device = testing.run_check(check, kind, fields, device="sim")
-        assert counts.to_device > 0 or not on_device
+        assert counts.to_device > 0 or not on_device or check in READS_MESSAGES
     assert on_device == testing.run_check(check, kind, fields)

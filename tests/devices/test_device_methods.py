@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.device_runs import METHODS, WORK, device_run, federation_run
+from tests.device_runs import METHODS, WORK, device_run, federation_run, training
 from torch import Tensor
 
 from polyfed import catalogue
@@ -27,6 +27,21 @@ def test_a_method_on_a_device_gives_the_bits_of_the_cpu(name: str) -> None:
     assert on_device.outcome.accuracy == on_cpu.accuracy
     assert len(on_device.steps.between) >= 4  # two clients and two rounds, with two batches or more
     assert on_device.steps.between == [(0, 0)] * len(on_device.steps.between)
+
+
+# Methods whose counts depend on the size of a batch, and why.
+VARYING = {"fedl2g": "a reply with the rows of one class needs no check of their order; small batches have one class"}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_synchronisations_and_transfers_of_a_round_do_not_grow_with_its_steps(name: str) -> None:
+    with ToyFederation(catalogue.load(name), WORK.get(name, {})) as toy:
+        few, more = (device_run(toy, train=training(batch), rounds=1, evaluate=False) for batch in (8, 4))
+    assert more.steps.steps > few.steps.steps
+    if name in VARYING:
+        assert more.synchronisations <= few.synchronisations and more.transfers <= few.transfers
+    else:
+        assert (more.synchronisations, more.transfers) == (few.synchronisations, few.transfers)
 
 
 @register("planted")
@@ -61,6 +76,12 @@ def test_a_planted_fault_is_counted_in_every_step(fault: str, between: tuple[int
     with ToyFederation(Planted, {"fault": fault}) as toy:
         log = device_run(toy).steps
     assert log.between == [between] * 12
+
+
+def test_a_planted_fault_makes_the_counts_of_a_round_grow() -> None:
+    with ToyFederation(Planted, {"fault": "item"}) as toy:
+        few, more = (device_run(toy, train=training(batch), rounds=1, evaluate=False) for batch in (8, 4))
+    assert more.synchronisations - few.synchronisations == more.steps.steps - few.steps.steps == 4
 
 
 def test_a_planted_cpu_tensor_fails() -> None:
