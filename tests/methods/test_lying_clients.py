@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from tests.methods.lying_clients import LIES, LyingEngine
-from tests.methods.test_battery import METHODS, SMALL
+from tests.methods.test_battery import METHODS
+from tests.small import SMALL
 
 from polyfed import catalogue
 from polyfed.core.finite_values import check_finite
