@@ -49,7 +49,8 @@ def test_the_first_term_is_the_cross_entropy_of_the_clients_model(name: str, mon
         if isinstance(model, SplitModel) and len(samples) > 1:
             x, y = next(samples.batches(len(samples)))
             model.train()
-            terms = loss(x, y)
+            draw = more.get("draw")
+            terms = loss(x, y, *(draw(len(y)) if draw else ()))
             task = terms if isinstance(terms, torch.Tensor) else terms[0]
             observed.append((float(task.detach()), float(F.cross_entropy(model(x), y).detach())))
         return fit(modules, loss, samples, *rest, **more)

@@ -41,9 +41,8 @@ class FedFree(Method):
     No code is public. Where the paper leaves a choice open or contradicts itself, there is an option here: a layer
     that is larger than the received one keeps its remaining values (Eq. 7 sets them to zero), layers of different
     shapes are compared where they overlap, and output distances are averaged over positions. By default global layers
-    start from the first uploads, entropies of a pair of layers have the same bins, and a client receives only layers
-    that were learned from other clients. The preset `fedfree-literal` has none of this. docs/methods/fedfree.md lists
-    all differences from the paper. Clients are measured after they received a layer; see docs/results/fedfree.md.
+    start from first uploads, entropies of a pair have the same bins, and clients receive only layers of others; the
+    preset `fedfree-literal` has none of this. Clients are measured with received layers (docs/results/fedfree.md).
     """
 
     k: Annotated[int, Ge(1)] = 2  # layers that a client uploads in a round, at most
