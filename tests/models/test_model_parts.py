@@ -193,7 +193,7 @@ def test_any_module_can_be_cut_at_its_head() -> None:
 
 
 def test_wrong_cuts_say_what_is_wrong() -> None:
-    with pytest.raises(InputError, match=r"Net has no part 'classifier' that could be its head: .*top\.classifier"):
+    with pytest.raises(InputError, match=r"Net has no part 'classifier' that could be its head; .*top\.classifier"):
         from_module(Net(), "classifier", shape=SHAPE, classes=10)
     with pytest.raises(InputError, match="has no part ''"):
         from_module(Net(), "", shape=SHAPE, classes=10)

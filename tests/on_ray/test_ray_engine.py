@@ -117,8 +117,9 @@ def test_answers_come_in_task_order(asked: Asked) -> None:
 
 
 def test_clients_stay_with_their_actor(asked: Asked) -> None:
-    first = asked.ask(names("b", 4, sleep=0.03))
-    second = asked.ask(names("b", 4, sleep=0.03))
+    # long enough that an actor does not become idle early, and takes a client of the other, on a busy machine
+    first = asked.ask(names("b", 4, sleep=0.5))
+    second = asked.ask(names("b", 4, sleep=0.5))
     assert pids(second) == pids(first) and len(set(pids(first).values())) == 2
     assert all(decode(answer.frame)["held"] for answer in second.values())
 
@@ -127,7 +128,7 @@ def test_an_idle_actor_gets_the_state_with_the_task(asked: Asked) -> None:
     asked.ask(names("d", 12, sleep=0.03))
     before = asked.number
     # half of them belong to one actor, which is held up by d0; two or three are with it already
-    answers = asked.ask({**names("d", 12, sleep=0.03), "d0": {"sleep": 1.0}})
+    answers = asked.ask({**names("d", 12, sleep=0.03), "d0": {"sleep": 4.0}})
     at = pids(answers)
     assert sum(pid != at["d0"] for pid in at.values()) >= 8
     moved = [name for name, answer in answers.items() if not decode(answer.frame)["held"]]
@@ -200,12 +201,12 @@ def test_actors_that_die_in_a_call_and_between_calls_are_replaced(asked: Asked) 
 
 
 def test_clients_that_kill_actors_or_time_out_fail(asked: Asked) -> None:
-    asked.engine.timeout = 0.8
+    asked.engine.timeout = 8.0  # actors that died start again within this time
     answers = asked.ask({**names("m", 4), "m1": {"die": 99}, "m2": {"sleep": 60.0}})
     asked.engine.timeout = None
     kills, late = answers["m1"].failure, answers["m2"].failure
     assert kills is not None and kills.kind == "died" and "3 times" in kills.message
-    assert late is not None and late.kind == "timeout" and "0.8 seconds" in late.message
+    assert late is not None and late.kind == "timeout" and "within 8" in late.message
     assert answers["m0"].failure is None and answers["m3"].failure is None
 
 
