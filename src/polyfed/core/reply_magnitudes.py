@@ -39,7 +39,7 @@ class ReplyMagnitudes:
         return reasons
 
     def most_extreme(self) -> tuple[str, str] | None:
-        """Return the client whose values differ most from the median, with the reason. None: nobody stands out."""
+        """Return the client whose values differ most from the median, and the reason. None: no client stands out."""
         found: tuple[float, str, str] | None = None
         for (_, name), values in self._values.items():
             if len(values) < LEAST_REPLIES:

@@ -72,7 +72,7 @@ class Coordinator:
         self.home.chmod(0o700)  # the folder may have existed before, and Flower's database holds all payloads
         with contextlib.ExitStack() as stack:
             stack.enter_context(exclusive(self.home))
-            stack.callback(os.umask, os.umask(0o077))  # run folders hold what sites uploaded: nobody else reads them
+            stack.callback(os.umask, os.umask(0o077))  # run folders hold uploads: only the owner reads them
             # bind the gateway first, so that an address in use is reported at once
             self._internal = self._internal_certificates()
             self._superlink_port = free_port()
