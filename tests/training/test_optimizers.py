@@ -32,6 +32,8 @@ def trained(kind: type[torch.optim.Optimizer], settings: dict[str, Any], *, thro
     ("name", "settings"),
     [
         ("SGD", {"lr": 0.1, "fused": True}),
+        ("SGD", {"lr": 0.1, "weight_decay": 0.01, "maximize": True, "fused": True}),
+        ("SGD", {"lr": 0.1, "weight_decay": 0.01}),
         ("SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "fused": True}),
         ("Adam", {"lr": 0.01, "fused": True}),
         ("Adam", {"lr": 0.01, "weight_decay": 0.01}),
@@ -50,3 +52,11 @@ def test_the_optimiser_itself_needs_no_gradients() -> None:
     parameter.grad = torch.ones(2)
     optimizer.step()
     assert parameter.requires_grad and parameter.grad_fn is None and torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, optimizers.SGD])
+def test_parameters_of_two_types_and_without_gradient(kind: type[torch.optim.SGD]) -> None:
+    single, double, untrained = (nn.Parameter(torch.ones(3, dtype=t)) for t in (torch.float32, torch.float64, None))
+    single.grad, double.grad = torch.full((3,), 0.5), torch.full((3,), 0.25, dtype=torch.float64)
+    kind([single, double, untrained], lr=0.5, fused=True).step()
+    assert single.tolist() == [0.75] * 3 and double.tolist() == [0.875] * 3 and untrained.tolist() == [1.0] * 3

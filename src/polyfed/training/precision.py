@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Literal
 
 import torch
@@ -17,12 +18,16 @@ def double(tensor: Tensor) -> Tensor:
     return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
 
 
-@contextlib.contextmanager
-def use_precision(precision: Precision, device: torch.device) -> Iterator[None]:
+_UNCHANGED = contextlib.nullcontext()  # one for all steps: the context is entered in every one
+
+
+def use_precision(precision: Precision, device: torch.device) -> AbstractContextManager[None]:
     """Compute in a precision inside the context. `fp32` changes nothing on a CPU."""
-    if precision == "fp32" and device.type != "cuda":
-        yield
-        return
+    return _UNCHANGED if precision == "fp32" and device.type != "cuda" else _changed(precision, device)
+
+
+@contextlib.contextmanager
+def _changed(precision: Precision, device: torch.device) -> Iterator[None]:
     if device.type == "cuda":
         before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
         allowed = precision != "fp32"
