@@ -60,3 +60,14 @@ def test_parameters_of_two_types_and_without_gradient(kind: type[torch.optim.SGD
     single.grad, double.grad = torch.full((3,), 0.5), torch.full((3,), 0.25, dtype=torch.float64)
     kind([single, double, untrained], lr=0.5, fused=True).step()
     assert single.tolist() == [0.75] * 3 and double.tolist() == [0.875] * 3 and untrained.tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize("kind", [optimizers.SGD, optimizers.Adam])
+def test_hooks_are_called(kind: type[torch.optim.Optimizer]) -> None:
+    parameter, calls = nn.Parameter(torch.ones(2)), []
+    optimizer = kind([parameter], lr=0.5, fused=True)  # type: ignore[call-arg]
+    optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+    parameter.grad = torch.ones(2)
+    optimizer.step()
+    assert calls == ["before", "after"]
