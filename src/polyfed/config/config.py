@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 ADDED_KEYS: dict[tuple[str, str], object] = {
     ("models", "start"): None,
     ("data", "tokenizer"): None,
+    ("data", "validation"): 0.0,
     ("train", "precision"): "fp32",
     ("train", "compile"): False,
     ("train", "micro_batch"): None,

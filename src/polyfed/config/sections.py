@@ -41,6 +41,7 @@ class DataConfig(Section):
     personal_test: Literal["held-out", "matched"] = "held-out"
     shape: list[int] | None = Field(None, min_length=1, max_length=4)  # of a sample, for dataset: sites
     class_names: list[str] | None = Field(None, min_length=2)  # for dataset: sites
+    validation: float = Field(0.0, ge=0, lt=1)  # fraction of the training samples that replaces all test data
     limit: int | None = Field(None, ge=1)
     test_limit: int | None = Field(None, ge=1)
 

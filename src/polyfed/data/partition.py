@@ -21,7 +21,7 @@ from polyfed.data.random_partitions import dirichlet, iid
 from polyfed.data.ratio_partition import dominance, ratio_of
 from polyfed.errors import InputError
 
-__all__ = ["SCHEMES", "Option", "Partition", "Scheme", "make", "matched_test", "read", "save"]
+__all__ = ["SCHEMES", "Option", "Partition", "Scheme", "make", "matched_test", "read", "save", "validation_split"]
 
 # PFLlib's batch size: it sets the smallest reasonable client if no batch size is given.
 _DEFAULT_BATCH_SIZE = 10
@@ -153,6 +153,22 @@ def _check_not_empty(client_indices: list[Ints]) -> None:
                 f"data.partition leaves client {client} without samples; use fewer clients, more samples or a less "
                 "skewed partition"
             )
+
+
+def validation_split(partition: Partition, labels: Ints, fraction: float, rng: np.random.Generator) -> Partition:
+    """Return a partition whose test samples are a fraction of each client's training samples, stratified by class.
+
+    The clients keep their remaining training samples. The test samples of the given partition are not used.
+    """
+    train, validation = local_split(list(partition.train), np.asarray(labels), fraction, rng)
+    taken = sum(len(indices) for indices in validation)
+    if taken == 0:
+        raise InputError(
+            f"data.validation is {fraction}, but no client has two training samples, so none can be held out; "
+            "use fewer clients or more samples"
+        )
+    note = f"{taken:,} training samples are held out for validation (data.validation); test data is not used"
+    return Partition(tuple(train), tuple(validation), (*partition.notes, note))
 
 
 def matched_test(

@@ -46,6 +46,11 @@ def agreed_data(config: Config) -> tuple[tuple[int, ...], tuple[str, ...]]:
         raise InputError(
             f"data.shape is {shape}; images need channels, height and width of a square, other data sizes above 0"
         )
+    if config.data.validation:
+        raise InputError(
+            f"data.validation is {config.data.validation}, but it applies to simulations only; sites hold out "
+            "data.test_fraction of their own data, so remove data.validation"
+        )
     if len(set(class_names)) != len(class_names):
         raise InputError("data.class_names contains a name twice")
     return tuple(shape), tuple(class_names)

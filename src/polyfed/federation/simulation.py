@@ -65,13 +65,13 @@ class SimulatedFederation(ServerFederation):
     def __post_init__(self) -> None:
         self.filter = catalogue.make_filter(self.config.server_filter)
         test, limit = self.dataset.test, self.config.data.test_limit
-        self.global_test = None
-        if test is not None:
-            self.global_test = Samples(test.inputs, test.labels)
-            if limit is not None and limit < len(test.labels):
-                stream = rng.numpy_generator(self.seed, "test_limit")
-                chosen = datasets.balanced_limit(test.labels.numpy(), limit, stream)
-                self.global_test = self.global_test.subset(torch.from_numpy(chosen))
+        self.global_test = None if test is None else Samples(test.inputs, test.labels)
+        if self.global_test is not None and self.config.data.validation:
+            self.global_test = self._subset(np.sort(np.concatenate(self.partition.test)), self.dataset.train)
+        if self.global_test is not None and limit is not None and limit < len(self.global_test):
+            stream = rng.numpy_generator(self.seed, "test_limit")
+            chosen = datasets.balanced_limit(self.global_test.labels.numpy(), limit, stream)
+            self.global_test = self.global_test.subset(torch.from_numpy(chosen))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -257,17 +257,21 @@ def _partition(config: Config, data: datasets.Dataset, notes: tuple[str, ...]) -
         columns={name: np.asarray(values)[used] for name, values in data.train.columns.items()},
         names=config.names,
     )
-    return Partition(
+    partition = Partition(
         tuple(used[p] for p in partition.train), tuple(used[p] for p in partition.test), (*partition.notes, *notes)
     )
+    if not config.data.validation:
+        return partition
+    stream = rng.numpy_generator(config.seed, "validation")
+    return partitions.validation_split(partition, labels, config.data.validation, stream)
 
 
 def _matched_test(
     config: Config, data: datasets.Dataset, partition: Partition
 ) -> tuple[np.ndarray[Any, Any], ...] | None:
     """Return per client the test samples that match its label distribution, if `data.personal_test` is 'matched'."""
-    if config.data.personal_test != "matched":
-        return None
+    if config.data.personal_test != "matched" or config.data.validation:
+        return None  # validation samples have the client's label distribution already
     if data.test is None:
         raise InputError(f"data.personal_test is 'matched', but {data.name} has no test split; use 'held-out'")
     return partitions.matched_test(
