@@ -32,7 +32,7 @@ ROOMS: dict[str, Room] = {
     "cli": _room(
         "the commands, one module each",
         "__init__ api attack benchmarks catalogue comparison config console core data deploy devices engines federation "
-        "machine models plugins progress report runs trained ui",
+        "machine models papers plugins progress report runs trained ui",
     ),
     "benchmarks": _room(
         "measurements of time and memory, as ratios within one run",
@@ -54,6 +54,7 @@ ROOMS: dict[str, Room] = {
         "trained models: load them, predict with them, export them",
         "api catalogue core data federation models runs training",
     ),
+    "papers": _room("tables and claims of papers, at CPU scale and at published scale", "comparison config runs"),
     "sweeps": _room("`polyfed.sweep`: grids of settings and seeds", "api comparison config federation runs"),
     "api": _room(
         "`polyfed.run` and the other functions that mirror commands",

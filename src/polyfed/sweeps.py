@@ -9,11 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from polyfed import api
 from polyfed.comparison import Comparison, compare
 from polyfed.config import Config
+from polyfed.config.loading import value_text
 from polyfed.config.sweep import plan_sweep
 from polyfed.errors import InputError
 from polyfed.federation.run_arguments import raw_config
@@ -74,7 +73,7 @@ def sweep(
     for key, values in axes.items():
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
             raise InputError(f"the values of '{key}' are {values!r}; expected a list of values")
-    texts = [f"{key}={','.join(_as_yaml(value) for value in values)}" for key, values in axes.items()]
+    texts = [f"{key}={','.join(value_text(value) for value in values)}" for key, values in axes.items()]
     runs = plan_sweep(raw, texts, list(dict.fromkeys(seeds)), Path(out))
     results = [
         api.run_with_progress(with_user_code(run.config), out=run.folder, data=dataset, progress=progress)
@@ -82,9 +81,3 @@ def sweep(
     ]
     varied = [key for key, values in axes.items() if len(values) > 1 and key not in {"method", "method.name"}]
     return Sweep(results, varied)
-
-
-def _as_yaml(value: Any) -> str:
-    """Return a value as it is written in an override."""
-    text = yaml.safe_dump(value, default_flow_style=True, width=10**9).strip()
-    return text.removesuffix("...").strip()

@@ -66,10 +66,10 @@ def sweep(
     chosen_seeds = parse_seeds(seeds) if seeds is not None else [raw.get("seed", 0)]
     folder = out or Path("runs") / f"{short_name(config)}-sweep"
     runs = plan_sweep(raw, axes or [], chosen_seeds, folder)
-    unfinished = _unfinished(runs, force)
+    unfinished = unfinished_runs(runs, force)
     if len(unfinished) < len(runs):
         print_message(f"{len(runs) - len(unfinished)} of {len(runs)} runs have finished already")
-    failed, stopped = _run_all(unfinished, jobs, quiet, skip_invalid) if unfinished else ({}, {})
+    failed, stopped = run_all(unfinished, jobs, quiet, skip_invalid) if unfinished else ({}, {})
     for name, message in failed.items():
         print_message(f"{name} failed: {message}")
     if stopped:
@@ -81,7 +81,7 @@ def sweep(
         raise typer.Exit(1)
 
 
-def _unfinished(runs: list[SweepRun], force: bool) -> list[SweepRun]:
+def unfinished_runs(runs: list[SweepRun], force: bool) -> list[SweepRun]:
     """Return the runs that have not finished. With `force`, those with other settings or code are run again."""
     from polyfed import api
 
@@ -97,7 +97,7 @@ def _unfinished(runs: list[SweepRun], force: bool) -> list[SweepRun]:
     return unfinished
 
 
-def _run_all(
+def run_all(
     runs: list[SweepRun], jobs: int | None, quiet: bool, skip_invalid: bool
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Check and run the runs of a sweep. Return the failed and the stopped ones, with a message each."""

@@ -82,16 +82,17 @@ def table(comparison: Comparison) -> str:
 
 def markdown(comparison: Comparison) -> str:
     def line(cells: list[Cell]) -> str:
-        texts = [_markdown_escaped(cell.text) if cell.name else cell.text for cell in cells]
+        texts = [markdown_escaped(cell.text) if cell.name else cell.text for cell in cells]
         return "| " + " | ".join(f"**{t}**" if c.best else t for t, c in zip(texts, cells, strict=True)) + " |"
 
     rule = "|" + "|".join([" --- "] * len(comparison.keys) + [" ---: "] * _number_columns(comparison)) + "|"
     rows = [line(cells_of(comparison, row)) for row in comparison.rows]
-    caption = _markdown_escaped(comparison.caption)
+    caption = markdown_escaped(comparison.caption)
     return "\n".join([line(headings(comparison)), rule, *rows, "", f"{caption} Bold: best mean."]) + "\n"
 
 
-def _markdown_escaped(text: str) -> str:
+def markdown_escaped(text: str) -> str:
+    """Escape the characters that Markdown would interpret."""
     return re.sub(r"([\\`*_{}\[\]<>#|~&!$])", r"\\\1", printable(text))
 
 

@@ -32,19 +32,27 @@ class Difference:
 def difference(members: Sequence[Run], baseline: Sequence[Run], measure: Measure) -> Difference | None:
     """Return the difference between two groups of runs, or None if they have no seed in common."""
     own, other = _by_seed(members, measure), _by_seed(baseline, measure)
-    gaps = [own[seed] - other[seed] for seed in sorted(own.keys() & other.keys())]
-    if not gaps:
-        return None
-    mean = statistics.fmean(gaps)
-    if len(gaps) > 1:
-        half = half_width(gaps)
-        return Difference(mean, mean - half, mean + half, len(gaps), "seeds")
+    over_seeds = paired_difference(own, other)
+    if over_seeds is None or over_seeds.over == "seeds":
+        return over_seeds
     (seed,) = own.keys() & other.keys()
     clients = client_differences(_with_seed(members, seed), _with_seed(baseline, seed), measure)
     if len(clients) < 2:
-        return Difference(mean, None, None, 1)
+        return over_seeds
     half = half_width(list(clients.values()))
-    return Difference(mean, mean - half, mean + half, 1, "clients")
+    return Difference(over_seeds.mean, over_seeds.mean - half, over_seeds.mean + half, 1, "clients")
+
+
+def paired_difference(values: Mapping[int, float], others: Mapping[int, float]) -> Difference | None:
+    """Return the mean difference of values by seed, or None without a common seed. One seed gives no interval."""
+    gaps = [values[seed] - others[seed] for seed in sorted(values.keys() & others.keys())]
+    if not gaps:
+        return None
+    mean = statistics.fmean(gaps)
+    if len(gaps) == 1:
+        return Difference(mean, None, None, 1)
+    half = half_width(gaps)
+    return Difference(mean, mean - half, mean + half, len(gaps), "seeds")
 
 
 def client_differences(members: Sequence[Run], baseline: Sequence[Run], measure: Measure) -> dict[int, float]:

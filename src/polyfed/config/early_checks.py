@@ -21,7 +21,7 @@ REMOTE = "sites"  # name of the dataset of a federation between real sites, whic
 def check_names(config: Config) -> None:
     """Raise `InputError` for unknown methods, filters, models, datasets and partitions, and for missing files.
 
-    Methods and models are not checked if the config imports modules, which may register them.
+    Methods, filters and models are not checked if the config imports modules, which may register them.
     """
     missing = next((name for name in config.imports if name.endswith(".py") and not Path(name).exists()), None)
     if missing is not None:
@@ -30,8 +30,8 @@ def check_names(config: Config) -> None:
         if str(config.method["name"]) not in _registered("polyfed.core.method", "registered"):
             catalogue.check_method(config.method)
         _check_models(config)
+        catalogue.check_filter(config.server_filter)
     start_files(config)
-    catalogue.check_filter(config.server_filter)
     _check_packages(config)
     if config.data.dataset != REMOTE:
         settings_of(config.data.partition)

@@ -61,7 +61,6 @@ def apply_overrides(raw: Mapping[str, Any], overrides: Iterable[str]) -> dict[st
 
     Overrides that choose a method, a filter or a partition scheme are applied before their options.
     """
-    result = unshared_copy(dict(raw))
     parsed = []
     for text in overrides:
         key, equals, value = text.partition("=")
@@ -71,9 +70,50 @@ def apply_overrides(raw: Mapping[str, Any], overrides: Iterable[str]) -> dict[st
             parsed.append((key.split("."), read_yaml(value), text))
         except yaml.YAMLError:
             raise InputError(f"the value of the override '{text}' is not YAML") from None
-    for keys, value, text in sorted(parsed, key=lambda override: not _is_selector(override[0])):
-        set_key(result, keys, value, text)
+    return _apply(raw, parsed)
+
+
+def apply_settings(raw: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of a raw config with values set by dotted key, as `apply_overrides` does."""
+    return _apply(raw, [(key.split("."), value, override_text(key, value)) for key, value in settings.items()])
+
+
+def _apply(raw: Mapping[str, Any], overrides: Iterable[tuple[list[str], Any, str]]) -> dict[str, Any]:
+    result = unshared_copy(dict(raw))
+    for keys, value, text in sorted(overrides, key=lambda override: not _is_selector(override[0])):
+        set_key(result, keys, unshared_copy(value), text)
     return dict(result)
+
+
+def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values, by dotted key, that `apply_settings` needs to turn one raw config into another.
+
+    If a mapping selects another method, filter or partition scheme, or lacks a key, it is returned as a whole.
+    """
+    changed: dict[str, Any] = {}
+    for key, value in new.items():
+        before: Any = old.get(key)
+        name = f"{prefix}{key}"
+        if before == value and key in old:
+            continue
+        selector = _SELECTORS.get(tuple(name.split(".")), "")
+        nested = isinstance(value, dict) and isinstance(before, dict) and before.keys() <= value.keys()
+        if nested and before.get(selector) == value.get(selector):
+            changed.update(changed_settings(before, value, f"{name}."))
+        else:
+            changed[name] = value
+    return changed
+
+
+def override_text(key: str, value: Any) -> str:
+    """Return an override as users write it on a command line."""
+    return f"{key}={value_text(value)}"
+
+
+def value_text(value: Any) -> str:
+    """Return a value as YAML on one line."""
+    text = yaml.safe_dump(value, default_flow_style=True, width=10**9).strip()
+    return text.removesuffix("...").strip()
 
 
 # Mappings in which one entry selects something, and the other entries are the options of what it selects.

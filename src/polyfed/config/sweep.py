@@ -50,7 +50,7 @@ def plan_sweep(raw: Mapping[str, Any], axes: Sequence[str], seeds: Sequence[int]
     for config in configs:
         check_names(config)
     names = iter(run_names([str(config.method["name"]) for config in configs], grid, seeds))
-    existing = _existing_runs(out)
+    existing = existing_runs(out)
     runs = [
         _planned(config.model_copy(update={"seed": seed}), next(names), out, existing)
         for config in configs
@@ -67,7 +67,7 @@ def _planned(config: Config, name: str, out: Path, existing: Mapping[str, Path])
     return SweepRun(folder.name, config.model_copy(update={"name": folder.name}), folder)
 
 
-def _existing_runs(out: Path) -> dict[str, Path]:
+def existing_runs(out: Path) -> dict[str, Path]:
     """Return the run folders in a folder by the hash of their config. Damaged ones are left out."""
     runs: dict[str, Path] = {}
     for path in sorted(out.iterdir()) if out.is_dir() else ():

@@ -32,7 +32,9 @@ def validation_message(error: ValidationError, root: type[BaseModel]) -> str:
 def _config_keys(location: tuple[int | str, ...], root: type[BaseModel]) -> list[str]:
     """Return the config keys in an error's location, without the names of union members that pydantic adds."""
     section: type[BaseModel] | None = root
-    user_key = False  # whether the next key is chosen by the user, such as a field name under `privacy`
+    user_key = (
+        False  # whether the next key is chosen by the user, such as a field name under `privacy`, or a position
+    )
     keys: list[str] = []
     for part in location:
         if user_key:
@@ -63,11 +65,11 @@ def _section_at(keys: list[str], root: type[BaseModel]) -> type[BaseModel]:
 
 
 def _subsection(section: type[BaseModel], key: int | str) -> tuple[type[BaseModel] | None, bool]:
-    """Return the section under a key, and whether the key holds a dict of such sections."""
+    """Return the section under a key, and whether the key holds a dict or list of such sections."""
     field = next((f for n, f in section.model_fields.items() if (f.alias or n) == key), None)
     annotation = field.annotation if field is not None else None
     for part in (annotation, *get_args(annotation)):
-        inner = get_args(part)[-1] if get_origin(part) is dict else part
+        inner = get_args(part)[-1] if get_origin(part) in (dict, list) else part
         if isinstance(inner, type) and issubclass(inner, BaseModel):
             return inner, inner is not part
     return None, False
