@@ -66,6 +66,13 @@ def test_the_classic_noise_costs_at_most_its_epsilon() -> None:
         assert exact_delta(epsilon, classic_multiplier(epsilon, 1e-5), 1) <= 1e-5
 
 
+@pytest.mark.parametrize("epsilon", [1e7, 1e9, 1e300])
+def test_a_huge_budget_ends_the_search(epsilon: float) -> None:
+    """Floats near 1e9 are 1e-7 apart, the tolerance of the search."""
+    multiplier = accountant.multiplier(epsilon, 1e-5, 100)
+    assert epsilon * (1 - 1e-12) <= accountant.epsilon([(multiplier, 100)], 1e-5) <= epsilon
+
+
 def test_an_impossible_budget_is_refused() -> None:
     with pytest.raises(InputError, match=r"epsilon 1e-08 at delta 1e-05 over 500 releases needs too much noise"):
         accountant.multiplier(1e-8, 1e-5, 500)

@@ -83,11 +83,15 @@ class Field:
     `by_sample` states that, for a given model, one sample of the client influences at most one row, as in class means
     or in one embedding per sample. Only such rows can be protected row by row. It may be a function of the method, if
     it depends on the method's settings.
+
+    `from_model` states that the field follows from the client's model and what the client received, such as outputs on
+    public or synthetic samples. Weights always do. Other fields are taken as computed from the client's samples.
     """
 
     means: str = ""
     optional: bool = False
     by_sample: bool | Callable[[object], bool] = False
+    from_model: bool = False
 
     def has_own_rows(self, method: object) -> bool:
         """Return whether one sample influences at most one row, with the method's settings."""

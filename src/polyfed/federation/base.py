@@ -16,6 +16,7 @@ from polyfed.config import Config
 from polyfed.core import rng
 from polyfed.core.method import Method
 from polyfed.core.place import Place
+from polyfed.guards.exposure import exposed_fields
 from polyfed.guards.privacy import PrivacyGuard
 from polyfed.guards.protections import Schedule, resolve
 from polyfed.models import ModelSpec, SplitModel, build
@@ -79,7 +80,8 @@ class FederationBase(ABC):
         schedule = Schedule(max(rounds_by_client.values()), tries)
         # one secret for each run: no two runs of a site use the same noise
         secret = derive_key(self.secret, "noise", self.config.run_name, self.config.hash())
-        return PrivacyGuard(resolve(self.config.privacy, self.method, schedule, self.multipliers), secret)
+        protections = resolve(self.config.privacy, self.method, schedule, self.multipliers)
+        return PrivacyGuard(protections, exposed_fields(self.method, protections), secret)
 
     def model(self, spec: ModelSpec, *stream: str) -> SplitModel:
         """Build an architecture with initial weights from a random stream."""

@@ -87,7 +87,9 @@ def _privacy(
     """Return the privacy budget that was spent, and the fields that were uploaded without protection."""
     protected = {protection.field for protection in guard.protections}
     unprotected = [field for field in uploaded if field not in protected]
-    return privacy_report(guard.protections, unprotected, [record.released or {} for record in history], names)
+    exposed = [field for field in unprotected if field in guard.exposed]
+    releases = [record.released or {} for record in history]
+    return privacy_report(guard.protections, unprotected, exposed, releases, names)
 
 
 def _accuracy(kind: str, history: Sequence[RoundRecord]) -> dict[str, Any] | None:

@@ -28,6 +28,7 @@ class PrivacyGuard:
     """
 
     protections: tuple[Protection, ...]
+    exposed: frozenset[str] = frozenset()  # other fields that void the epsilon if they are uploaded
     secret: str = ""  # of the site for this run; without one, the noise follows from the run's seed
 
     def prepare(self, client: Client, call: Call) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from polyfed.guards import accountant
+from polyfed.guards.exposure import explain_exposure
 from polyfed.guards.protections import ROW_GUARANTEE, Protection, message_guarantee
 
 NO_REPLY_SENT = {"raised", "storage"}  # failures at the client before a reply; others may have followed one
@@ -27,10 +28,14 @@ def count_releases(
 def privacy_report(
     protections: Sequence[Protection],
     unprotected: Sequence[str],
+    exposed: Sequence[str],
     releases: Iterable[Mapping[str, Mapping[str, int]]],
     names: Sequence[str],
 ) -> dict[str, Any]:
-    """Return the `privacy` entry of a result: protected and unprotected fields, and the composed cost by client."""
+    """Return the `privacy` entry of a result: protected and unprotected fields, and the composed cost by client.
+
+    `exposed` are unprotected fields that depend on single samples. With one of them, clients have no epsilon.
+    """
     counts: dict[str, dict[str, int]] = {one.field: {} for one in protections}
     for by_field in releases:  # of each round
         for field, by_client in by_field.items():
@@ -62,13 +67,14 @@ def privacy_report(
         "clients": {
             name: {
                 # all fields with a bounded sensitivity together, over all rounds
-                "epsilon": None if delta is None else cost(bounded, name, delta),
-                "delta": delta,
-                "holds_for": joint,
+                "epsilon": None if delta is None or exposed else cost(bounded, name, delta),
+                "delta": None if exposed else delta,
+                "holds_for": None if exposed else joint,
                 "releases": {one.field: counts[one.field].get(name, 0) for one in protections},
             }
             for name in names
         },
+        "no_epsilon": explain_exposure(exposed),
         "no_guarantee": [one.field for one in protections if one.measured],
         "unprotected": list(unprotected),
     }

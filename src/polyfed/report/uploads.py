@@ -91,6 +91,8 @@ def describe_privacy_cost(privacy: Mapping[str, Any], clients: Iterable[str]) ->
     bounded = [(epsilon, delta) for epsilon, delta in costs if epsilon is not None]
     adjacency = next((by_client[c].get("holds_for") for c in clients if c in by_client), None)
     sentences = []
+    if privacy.get("no_epsilon"):
+        sentences.append(f"The run as a whole has no epsilon: {privacy['no_epsilon']}.")
     if bounded:
         low, high = min(e for e, _ in bounded), max(e for e, _ in bounded)
         amount = f"{high:.4g}" if f"{low:.4g}" == f"{high:.4g}" else f"{low:.4g} to {high:.4g} by client"

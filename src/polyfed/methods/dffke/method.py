@@ -152,8 +152,8 @@ class DFFKE(Method):
     @step(
         down={"turns": ScalarField(least=0), **tree_fields("decoder", "codes", "docking", "missing", "review")},
         up={
-            "targets": TensorField(("rows", "classes"), optional=True),
-            "memory": TensorField(("past", "classes"), optional=True),
+            "targets": TensorField(("rows", "classes"), optional=True, from_model=True),
+            "memory": TensorField(("past", "classes"), optional=True, from_model=True),
         },
     )
     def teach(self, client: Client, msg: Payload) -> Reply:
