@@ -45,7 +45,8 @@ ROOMS: dict[str, Room] = {
     "attack": _room("reconstruction attacks on recorded uploads", "api core federation guards runs training"),
     "deploy": _room(
         "federations between real sites on Flower: coordinator, sites, keys, gateway",
-        "__init__ api catalogue config core data engines experiment federation models runs trackers trained training",
+        "__init__ api catalogue config core data engines experiment federation guards models runs trackers trained "
+        "training",
     ),
     "__init__": _room(
         "the public Python interface: `import polyfed`", "api comparison core data models report sweeps trained"

@@ -38,6 +38,7 @@ from polyfed.deploy.messages import from_flower_message, to_record_dict
 from polyfed.deploy.reply_cache import from_bytes, to_bytes
 from polyfed.deploy.site import Site
 from polyfed.deploy.site_config import parse_received_config, public_config
+from polyfed.deploy.site_errors import ERRORS, SENTENCES, SETUP_FAILED, SITE_FAILED
 from polyfed.deploy.site_federation import load_site
 from polyfed.deploy.site_run import plan_from_offers
 from polyfed.deploy.site_setup import own_data_setup, rehearsal_setup
@@ -217,7 +218,7 @@ def test_a_site_that_lost_its_state_is_left_out_and_does_not_end_the_run(tmp_pat
     link.sites["ana"] = rehearsal_sites(tmp_path).sites["ana"]
     answer = call_sites(link, Call(2, 2, ("train",), ("train",)), [Task("ana", 1)])[0]
     assert answer.failure.kind == "unavailable"
-    assert "cannot be read" in answer.failure.message
+    assert answer.failure.message == SENTENCES["storage"]
 
 
 def test_a_site_that_does_not_know_the_run(tmp_path: Path) -> None:
@@ -292,7 +293,7 @@ def test_error_texts_of_a_step_stay_at_the_site(tmp_path: Path) -> None:
     engine = FlowerEngine(link, run=RUN, timeout=10.0)
     refused = next(iter(engine.call(TRAIN, invalid.data, [Task("ana", 0)])))
     assert refused.failure is not None and refused.failure.kind == "refused"
-    assert refused.failure.detail == ""
+    assert (refused.failure.message, refused.failure.detail) == (SENTENCES["refused"], "")
     events = [json.loads(line) for line in (tmp_path / "ana" / RUN / "events.jsonl").read_text().splitlines()]
     assert "Traceback" in events[-1]["detail"]
 
@@ -308,9 +309,13 @@ def test_a_probe_with_an_evaluation_needs_both_to_be_allowed(tmp_path: Path) -> 
 def test_names_of_folders_stay_at_the_site(tmp_path: Path) -> None:
     missing = tmp_path / "secret project" / "images"
     setup = own_data_setup("ana", missing, "tiny-cnn", tmp_path / "state")
-    ana = Site("ana", tmp_path / "state", setup, private_paths=[missing])
+    notices: list[str] = []
+    ana = Site("ana", tmp_path / "state", setup, notify=notices.append)
     reply = ana.handle(handshake(parse(OWN_SETTING)))
-    assert reply.header["refused"] == "the data folder 'a folder of this site' does not exist"
+    assert reply.header["refused"] == SETUP_FAILED
+    sentence = f"the data folder '{missing}' does not exist"
+    assert notices == [f"a message could not be answered: {sentence}"]
+    assert sentence in (tmp_path / "state" / ERRORS).read_text()
     link = rehearsal_sites(tmp_path)
     collect_offers(link, parse(SETTING))
     (answer,) = call_sites(link, TRAIN, [Task("ana", 7)])
@@ -391,7 +396,7 @@ def test_a_site_opens_no_partition_file() -> None:
         ({"do": "hello", "run": RUN, "config": {"method": "nothing-known"}}, "nothing-known"),
         ({"do": "hello", "run": RUN}, "an action that a site does not have"),
         ({"do": "hello", "run": RUN, "config": 3}, "an action that a site does not have"),
-        ({"do": "hello", "run": RUN, "config": {"data": 3}}, "see the log of the site"),
+        ({"do": "hello", "run": RUN, "config": {"data": 3}}, SITE_FAILED),
         ({"do": "call", "run": RUN}, "malformed"),
         ({"do": "run this"}, "an action that a site does not have"),
         ({}, "an action that a site does not have"),

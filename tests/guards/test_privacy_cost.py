@@ -40,7 +40,12 @@ def test_lost_replies_count_as_sent() -> None:
     ("method", "protected", "uploaded", "exposed"),
     [
         # the rows are noised, but the outputs of the same samples are not
-        ({"name": "dffke", "docking_target": "soft"}, "embeddings", ["model", "outputs", "targets"], "'outputs' depends"),
+        (
+            {"name": "dffke", "docking_target": "soft"},
+            "embeddings",
+            ["model", "outputs", "targets"],
+            "'outputs' depends",
+        ),
         ({"name": "dffke"}, "embeddings", ["model", "pixels", "targets"], "'pixels' depends"),
         ({"name": "dffke"}, "embeddings", ["model", "labels", "targets", "accuracy"], None),  # the model is known
         ({"name": "dffke"}, "model", ["embeddings", "pixels"], "'embeddings', 'pixels' depend"),

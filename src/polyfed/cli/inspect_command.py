@@ -74,6 +74,11 @@ def inspect(
         _print_by_client(run, uploads)
     for sentence in explanations(run, uploads, at_site=site_run is not None):
         print_text(sentence)
+    if site_run is not None:
+        from polyfed.deploy.privacy_ledger import describe_ledger
+
+        for sentence in describe_ledger(folder):
+            print_text(sentence)
 
 
 def _newest_site_run(folder: Path) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from collections.abc import Callable
@@ -59,6 +60,34 @@ def join(
             "--import", help="Module or file of this machine with methods or models. May be given several times."
         ),
     ] = None,
+    require: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="YAML_OR_FILE",
+            help="Take part only in runs that protect fields, such as 'prototypes: {epsilon: 8}'. May be given "
+            "several times.",
+        ),
+    ] = None,
+    max_releases: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="N", help="Upload each field at most N times, in all runs on the data."),
+    ] = None,
+    max_evaluations: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Evaluate at most N models that are not this site's own, in all runs on the data.",
+        ),
+    ] = None,
+    epsilon_budget: Annotated[
+        float | None,
+        typer.Option(
+            metavar="EPSILON",
+            help="Refuse uploads beyond this epsilon at delta 1e-5, in all runs on the data, and uploads without "
+            "protection.",
+        ),
+    ] = None,
     rehearsal: Annotated[
         bool,
         typer.Option("--rehearsal", help="Use a part of the config's dataset instead of own data and model."),
@@ -85,6 +114,7 @@ def join(
 
     require_flower()
     from polyfed.deploy.join_errors import admitted_name, check_server
+    from polyfed.deploy.site_demands import parse_demands
 
     if device not in names():
         raise InputError(f"--device is '{device}', which does not exist; {nearest(device, names())}")
@@ -94,6 +124,9 @@ def join(
         raise InputError("give both --key and --ca, or --insecure and neither of them")
     if insecure != (name is not None):
         raise InputError("--name goes with --insecure; otherwise the site's key determines its name")
+    limits = {"max_releases": max_releases, "max_evaluations": max_evaluations, "epsilon_budget": epsilon_budget}
+    given = {name: value for name, value in limits.items() if value is not None}
+    demands = parse_demands([*(require or []), *([json.dumps(given)] if given else [])])
     prefix = INSECURE_PREFIX if insecure else ""
 
     def notify(text: str) -> None:
@@ -115,8 +148,6 @@ def join(
         max_bytes = size_in_bytes(limit)
     except ValueError as error:
         raise InputError(f"--limit is '{limit}': {error}") from None
-    given = (data, None if model is None else Path(model), start)
-    private_paths = [path for path in given if path is not None]
     fields = None if allow is None else [field.strip() for field in allow.split(",") if field.strip()]
     place = places.start(choose(device))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
@@ -127,7 +158,7 @@ def join(
         setup,
         fields,
         limit=max_bytes,
-        private_paths=private_paths,
+        demands=demands,
         imports=own_code,
         notify=notify,
         place=place,

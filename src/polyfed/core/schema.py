@@ -84,8 +84,8 @@ class Field:
     or in one embedding per sample. Only such rows can be protected row by row. It may be a function of the method, if
     it depends on the method's settings.
 
-    `from_model` states that the field follows from the client's model and what the client received, such as outputs on
-    public or synthetic samples. Weights always do. Other fields are taken as computed from the client's samples.
+    `from_model` states that the field follows from the client's model and from what the client received, such as
+    outputs on synthetic samples. Weights always do. Other fields are taken as computed from the client's samples.
     """
 
     means: str = ""

@@ -75,6 +75,7 @@ class Dataset:
     folder: Path
     vocabulary: int = 0  # number of tokens, including 0 for padding; 0 for inputs that are not tokens
     features: tuple[str, ...] = ()  # columns of a table that make up a sample, if the files name them
+    digest: str = ""  # of the files that it was read from, at a site
 
     @property
     def kind(self) -> str:

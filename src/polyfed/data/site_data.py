@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,13 +31,15 @@ def load_own(
     location = local_place(known, [folder])
     if location is None:
         raise InputError(f"no data was found in '{folder}'; accepted there: {ACCEPTED}")
+    digest = location.digest()
     schema = hashlib.blake2b(repr((shape, class_names)).encode(), digest_size=4).hexdigest()
-    target = dataset_cache.folder_for(known.name, f"{location.digest()}-{schema}", cache)
-    return open_cached(
+    target = dataset_cache.folder_for(known.name, f"{digest}-{schema}", cache)
+    opened = open_cached(
         dataset_cache.ensure(
             target, known.name, lambda: _match_classes(location.decode(), folder, shape, class_names)
         )
     )
+    return replace(opened, digest=digest)
 
 
 def _match_classes(data: Decoded, folder: Path, shape: tuple[int, ...], class_names: tuple[str, ...]) -> Decoded:

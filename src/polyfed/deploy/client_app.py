@@ -43,6 +43,5 @@ def _site(context: Context) -> Site:
     if (name, state) not in _sites:
         own_data = bool(data and model)
         setup = own_data_setup(name, Path(str(data)), str(model), state) if own_data else rehearsal_setup(name)
-        private_paths = [Path(str(path)) for path in (data, model) if path]
-        _sites[name, state] = Site(name, state, setup, private_paths=private_paths)
+        _sites[name, state] = Site(name, state, setup)
     return _sites[name, state]

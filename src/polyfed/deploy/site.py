@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import re
 import threading
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from polyfed import catalogue
 from polyfed.config import Config, parse
 from polyfed.core.client_host import ClientMaker, Host
 from polyfed.core.engine import Answer, Call, Failure, Task, TrainingStats
@@ -24,14 +25,18 @@ from polyfed.core.model_probes import PROBES
 from polyfed.core.place import Place
 from polyfed.core.step import combined
 from polyfed.deploy.offers import Offer
+from polyfed.deploy.privacy_ledger import PrivacyLedger
+from polyfed.deploy.release_control import ReleaseControl
 from polyfed.deploy.reply_cache import ReplyCache
 from polyfed.deploy.site_config import parse_received_config
+from polyfed.deploy.site_demands import Demands
+from polyfed.deploy.site_errors import SETUP_FAILED, SITE_FAILED, SiteRefusalError, log_error, public_failure
 from polyfed.deploy.site_federation import SiteFederation
 from polyfed.deploy.site_models import is_last_evaluation, write_final_model
 from polyfed.deploy.site_setup import SiteSetup
 from polyfed.engines import framing
 from polyfed.engines.flower import SiteMessage
-from polyfed.errors import InputError, PayloadError, PolyfedError, StateError
+from polyfed.errors import InputError, PolyfedError, StateError
 from polyfed.federation.placement import host_at
 from polyfed.runs.atomic_files import write_atomically
 from polyfed.runs.folder import SITE_FILE, RunFolder
@@ -41,7 +46,12 @@ from polyfed.training.metrics import CONFUSION
 
 EVALUATION, LOSS = "evaluation", "loss"  # values of --allow that are not fields of a method
 CLIENTS, OFFER = "clients", "offer.json"
+REHEARSAL = "rehearsal"  # key of the privacy ledger in place of a digest of data
 MAX_MESSAGE_BYTES = 4 << 30  # that a site accepts by default
+
+
+class UnknownRunError(StateError):
+    """A run that this site has not started, or whose folder was deleted."""
 
 
 @dataclass
@@ -54,6 +64,7 @@ class _Run:
     offer: dict[str, Any]
     replies: ReplyCache
     config: Config
+    control: ReleaseControl
 
 
 class DurableStore(FolderStore):
@@ -67,9 +78,9 @@ class Site:
     """One site. `setup` prepares it for the run of a config.
 
     `allow` are the fields that it may upload, or None to allow all. `limit` is the largest message in bytes that it
-    accepts, whatever the config says. `private_paths` are folders and files whose names stay at the site. `imports`
-    are modules and files that register its models and methods. `notify` receives messages for the site's user.
-    `place` is the device that it trains on; by default the CPU.
+    accepts, whatever the config says. `demands` are conditions that every run must meet. `imports` are modules and
+    files that register its models and methods. `notify` receives messages for the site's user. `place` is the device
+    that it trains on; by default the CPU.
     """
 
     def __init__(
@@ -80,7 +91,7 @@ class Site:
         allow: Sequence[str] | None = None,
         *,
         limit: int = MAX_MESSAGE_BYTES,
-        private_paths: Sequence[Path] = (),
+        demands: Demands | None = None,
         imports: Sequence[str] = (),
         notify: Callable[[str], None] = lambda text: None,
         place: Place | None = None,
@@ -91,7 +102,7 @@ class Site:
         self._setup = setup
         self._allow = None if allow is None else frozenset(allow)
         self._limit = limit
-        self._private_paths = (folder, *private_paths)
+        self._demands = demands or Demands()
         self._imports = tuple(imports)
         self._notify = notify
         self._runs: dict[str, _Run] = {}
@@ -106,19 +117,19 @@ class Site:
             digest = message.digest()
             try:
                 return self._dispatch(message, digest)
-            except PolyfedError as error:
+            except SiteRefusalError as error:
                 reason = str(error)
             except Exception as error:  # of the user's model or data, or of an invalid message
-                logging.getLogger("polyfed").warning("a message could not be answered", exc_info=error)
-                reason = f"the site raised a {type(error).__name__}; see the log of the site"
-            return SiteMessage({"to": digest, "name": self.name, "refused": self._without_paths(reason)})
+                reason = SETUP_FAILED if isinstance(error, InputError) else SITE_FAILED
+                self._log(error)
+            return SiteMessage({"to": digest, "name": self.name, "refused": reason})
 
-    def _without_paths(self, text: str) -> str:
-        """Return a text for the coordinator, without the names of folders and files of this machine."""
-        names = {str(form) for path in self._private_paths for form in (path, path.expanduser().resolve())}
-        for name in sorted(names - {"", ".", "/"}, key=len, reverse=True):
-            text = re.sub(re.escape(name) + r"[^\s'\",;:]*", "a folder of this site", text)
-        return re.sub(r"(?<![\w/.:])(~|[A-Za-z]:\\|/)[^\s'\",;:]*/[^\s'\",;:]*", "a file of this site", text)
+    def _log(self, error: Exception) -> None:
+        """Write an error to the site's log and tell its user. Its text may contain anything, so it stays here."""
+        known = isinstance(error, PolyfedError)
+        text = str(error) if known else "".join(traceback.format_exception(error))
+        log_error(self.folder, text)
+        self._notify(f"a message could not be answered: {text if known else repr(error)}")
 
     def _dispatch(self, message: SiteMessage, digest: str) -> SiteMessage:
         header = message.header
@@ -135,46 +146,59 @@ class Site:
                 task = framing.task_from_json(header["task"], message.blocks.get("own", b""))
                 _check_types(call, task)
             except (KeyError, TypeError, AttributeError) as error:
-                raise PayloadError(f"the message is malformed: {type(error).__name__} {error}") from None
+                raise SiteRefusalError(f"the message is malformed: {type(error).__name__} {error}") from None
             return self._answer(_run_name(header), call, task, message.blocks.get("shared", b""), digest)
-        raise PayloadError("the message asks for an action that a site does not have")
+        raise SiteRefusalError("the message asks for an action that a site does not have")
 
     # runs
 
     def _begin(self, run: str, settings: Mapping[str, Any]) -> _Run:
         """Start or resume a run. Raise `InputError` if it is known with another config, model or data."""
-        config = parse_received_config(settings)
+        try:
+            config = parse_received_config(settings)
+            catalogue.make(config.method)  # reports a method that is not installed here
+        except InputError as error:  # it quotes the config, and the data has not been opened yet
+            raise SiteRefusalError(str(error)) from None
         folder = RunFolder(self.folder / run)
         resumed = folder.exists()
         if resumed and parse(folder.config(), str(folder.config_file)).hash() != config.hash():
-            raise InputError(f"this site has already started run {run} with another config")
+            raise SiteRefusalError(f"this site has already started run {run} with another config")
         if run not in self._runs:
             maker, offer = self._setup(config)
             self._check_same(folder.path / OFFER, run, maker, offer)
             if isinstance(maker, SiteFederation):
                 # otherwise the run's seed would be enough to remove the noise
                 maker.secret = load_secret(self.folder)
+            control = self._release_control(run, maker)
             store = DurableStore(folder.path / CLIENTS)
             host = host_at(self._place, maker, store, config.engine, self._limit)
             # only one run is held in memory
-            self._runs = {run: _Run(folder, maker, host, offer.to_json(), ReplyCache(folder.path), config)}
+            replies = ReplyCache(folder.path)
+            self._runs = {run: _Run(folder, maker, host, offer.to_json(), replies, config, control)}
         if not resumed:
             folder.create({**config.to_dict(), "name": config.run_name})
             write_atomically(folder.path / OFFER, _fingerprint(self._runs[run].maker, self._runs[run].offer))
             folder.event("started", rounds=config.rounds, clients=config.clients, client=self.name)
         return self._runs[run]
 
+    def _release_control(self, run: str, maker: ClientMaker) -> ReleaseControl:
+        """Return the control of a run's uploads. Raise `SiteRefusalError` if the config does not meet the demands."""
+        data = maker.dataset.digest if isinstance(maker, SiteFederation) else REHEARSAL
+        control = ReleaseControl(self.name, run, self._demands, PrivacyLedger(self.folder, data), maker)
+        control.check_run()
+        return control
+
     def _check_same(self, file: Path, run: str, maker: ClientMaker, offer: Offer) -> None:
         """Raise `InputError` if a resumed run has another model or other data than at its start."""
         if file.exists() and file.read_bytes() != _fingerprint(maker, offer.to_json()):
-            raise InputError(f"site {self.name} started run {run} with another model or other data")
+            raise SiteRefusalError(f"site {self.name} started run {run} with another model or other data")
 
     def _known_run(self, run: str) -> _Run:
         """Return a run whose handshake is complete, in this process or in an earlier one."""
         if run not in self._runs:
             folder = RunFolder(self.folder / run)
             if not folder.exists():
-                raise StateError(f"site {self.name} does not know this run; its state was lost")
+                raise UnknownRunError(f"site {self.name} does not know this run; its state was lost")
             self._begin(run, folder.config())
         return self._runs[run]
 
@@ -187,14 +211,18 @@ class Site:
             if cached is not None:
                 run.folder.event("repeated", round=call.round, call=call.number)
                 return cached
+        except UnknownRunError as error:
+            return self._reply(Answer(task.client, failure=Failure("unavailable", str(error))), digest)
+        try:
+            self._check_size(task, shared)
             self._check_allowed(run, call, task)
+            run.control.admit_evaluation(call, task, shared)
             answer = run.host.handle(call, task, shared)
-        except StateError as error:
-            reason = self._without_paths(str(error))
-            return self._reply(Answer(task.client, failure=Failure("unavailable", reason)), digest)
-        except PayloadError as error:
-            answer = Answer(task.client, failure=Failure("refused", str(error)))
-        public = self._public_answer(answer)
+            if answer.failure is None and call.steps:
+                run.control.admit_upload(read_header(answer.frame).sizes(), hashlib.sha256(answer.frame).hexdigest())
+            public = self._public_answer(answer)
+        except SiteRefusalError as error:
+            public = answer = Answer(task.client, failure=Failure("refused", str(error)))
         self._record(run, call, answer, public.trained)
         reply = self._reply(public, digest)
         if answer.failure is None and call.steps:
@@ -214,10 +242,16 @@ class Site:
         run.folder.event("note", message=text)
         self._notify(text)
 
+    def _check_size(self, task: Task, shared: bytes) -> None:
+        """Raise `SiteRefusalError` if a message is larger than the site accepts."""
+        size = max(len(shared), len(task.own))
+        if size > self._limit:
+            raise SiteRefusalError(f"the message has {size:,} bytes; site {self.name} accepts {self._limit:,}")
+
     def _check_allowed(self, run: _Run, call: Call, task: Task) -> None:
-        """Raise `PayloadError` before anything is computed if the call asks for a field that is not allowed."""
+        """Raise `SiteRefusalError` before anything is computed if the call asks for a field that is not allowed."""
         if task.client != self.name:
-            raise PayloadError(f"this is site {self.name}, not {task.client}")
+            raise SiteRefusalError(f"this is site {self.name}, not {task.client}")
         if self._allow is None:
             return
         measures = [measure if measure in PROBES else EVALUATION for measure in call.measures or (EVALUATION,)]
@@ -226,23 +260,19 @@ class Site:
         fields = [*combined(run.maker.method, call.steps).up] if call.steps else measures
         for field in fields:
             if field not in self._allow:
-                raise PayloadError(
+                raise SiteRefusalError(
                     f"site {self.name} does not allow '{field}' to be uploaded; it allows "
                     f"{', '.join(sorted(self._allow))}"
                 )
 
     def _public_answer(self, answer: Answer) -> Answer:
-        """Return an answer without the error texts of user code, and without the loss if it is not allowed."""
-        failure, trained = answer.failure, answer.trained
-        if failure is not None:
-            text = failure.message
-            if failure.kind == "raised":
-                text = "its step raised an error; see events.jsonl at the site"
-            kind = "unavailable" if failure.kind == "storage" else failure.kind
-            failure = Failure(kind, self._without_paths(text))
-        if self._allow is not None and LOSS not in self._allow:
-            trained = ()
-        return replace(answer, failure=failure, trained=trained)
+        """Return an answer without error texts of user code, and without the loss if it may not be sent.
+
+        The loss depends on single samples, so it is not sent if the site has an epsilon budget.
+        """
+        failure = None if answer.failure is None else public_failure(answer.failure)
+        loss_allowed = self._demands.epsilon_budget is None and (self._allow is None or LOSS in self._allow)
+        return replace(answer, failure=failure, trained=answer.trained if loss_allowed else (), notes=())
 
     def _reply(self, answer: Answer, digest: str) -> SiteMessage:
         header = {"to": digest, "name": self.name, "answer": framing.answer_to_json(answer)}
@@ -294,5 +324,5 @@ def _run_name(header: Mapping[str, Any]) -> str:
     """Return the run's name, which becomes the name of a folder."""
     run = header.get("run")
     if not isinstance(run, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", run):
-        raise InputError("the message has no valid name of a run")
+        raise SiteRefusalError("the message has no valid name of a run")
     return run

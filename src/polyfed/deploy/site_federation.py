@@ -17,6 +17,7 @@ from polyfed.data.dataset import Dataset, Split
 from polyfed.data.site_data import load_own
 from polyfed.deploy.agreement import AgreedFederation, agreed_data
 from polyfed.deploy.offers import Offer
+from polyfed.deploy.site_errors import SiteRefusalError
 from polyfed.deploy.site_model import CUSTOM_PREFIX, model_from_file
 from polyfed.errors import InputError
 from polyfed.federation.start_weights import StartWeights
@@ -32,7 +33,7 @@ class SiteFederation(AgreedFederation):
     ) -> None:
         super().__init__(config)
         if name not in self.positions:
-            raise InputError(f"site {name} is not part of this run; its sites are {', '.join(self.names)}")
+            raise SiteRefusalError(f"site {name} is not part of this run; its sites are {', '.join(self.names)}")
         self.name = name
         self.dataset = data
         self.spec = spec

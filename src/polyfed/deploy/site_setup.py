@@ -9,8 +9,8 @@ from polyfed.config import Config
 from polyfed.core.client_host import ClientMaker
 from polyfed.deploy.agreement import SITES
 from polyfed.deploy.offers import Offer
+from polyfed.deploy.site_errors import SiteRefusalError
 from polyfed.deploy.site_federation import load_site
-from polyfed.errors import InputError
 from polyfed.federation import simulation
 
 # Prepares a site for the run of a config: returns what makes its client, and its offer.
@@ -25,7 +25,7 @@ def own_data_setup(name: str, data: Path, model: str, state: Path, start: Path |
 
     def setup(config: Config) -> tuple[ClientMaker, Offer]:
         if config.data.dataset != SITES:
-            raise InputError(
+            raise SiteRefusalError(
                 f"the run partitions the dataset {config.data.dataset}, so all sites must rehearse; this site has "
                 "data of its own"
             )
@@ -40,12 +40,14 @@ def rehearsal_setup(name: str) -> SiteSetup:
 
     def setup(config: Config) -> tuple[ClientMaker, Offer]:
         if config.data.dataset == SITES:
-            raise InputError(
+            raise SiteRefusalError(
                 "the run uses the sites' own data; this site rehearses, and would need --data and --model"
             )
         federation = simulation.build_federation(config)
         if name not in federation.positions:
-            raise InputError(f"site {name} is not part of this run; its sites are {', '.join(federation.names)}")
+            raise SiteRefusalError(
+                f"site {name} is not part of this run; its sites are {', '.join(federation.names)}"
+            )
         k = federation.positions[name]
         return federation, Offer(federation.profile(k), f"share {k} of {federation.source}", {})
 
