@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +32,7 @@ from polyfed.deploy.site_demands import Demands
 from polyfed.deploy.site_errors import SETUP_FAILED, SITE_FAILED, SiteRefusalError, log_error, public_failure
 from polyfed.deploy.site_federation import SiteFederation
 from polyfed.deploy.site_models import is_last_evaluation, write_final_model
+from polyfed.deploy.site_requests import read_call, run_name
 from polyfed.deploy.site_setup import SiteSetup
 from polyfed.engines import framing
 from polyfed.engines.flower import SiteMessage
@@ -135,19 +135,14 @@ class Site:
         header = message.header
         action, settings = header.get("do"), header.get("config")
         if action == "hello" and isinstance(settings, Mapping):
-            run = self._begin(_run_name(header), settings)
+            run = self._begin(run_name(header), settings)
             fields = {"offer": len(json.dumps(run.offer))}
             shapes = {"offer": "shapes of the model, samples by class"}
             run.folder.event("left", round=0, client=self.name, step="hello", fields=fields, shapes=shapes)
             return SiteMessage({"to": digest, "name": self.name, "offer": run.offer})
         if action == "call":
-            try:
-                call = framing.call_from_json(header["call"])
-                task = framing.task_from_json(header["task"], message.blocks.get("own", b""))
-                _check_types(call, task)
-            except (KeyError, TypeError, AttributeError) as error:
-                raise SiteRefusalError(f"the message is malformed: {type(error).__name__} {error}") from None
-            return self._answer(_run_name(header), call, task, message.blocks.get("shared", b""), digest)
+            call, task = read_call(message)
+            return self._answer(run_name(header), call, task, message.blocks.get("shared", b""), digest)
         raise SiteRefusalError("the message asks for an action that a site does not have")
 
     # runs
@@ -300,16 +295,6 @@ class Site:
         run.folder.event("left", round=call.round, client=self.name, step=step, fields=fields, shapes=shapes)
 
 
-def _check_types(call: Call, task: Task) -> None:
-    """Raise `TypeError` unless numbers are integers and names are texts. They become parts of file names."""
-    numbers = (call.number, call.round, task.base, *task.discard)
-    texts = (task.client, *call.steps, *call.labels, *call.measures, *call.metrics)
-    if not all(type(number) is int and abs(number) < 1 << 53 for number in numbers):
-        raise TypeError("a number of a call or of a state is not an integer")
-    if not all(isinstance(text, str) for text in texts) or not (call.steps or call.measures):
-        raise TypeError("steps and measures must be names")
-
-
 def _fingerprint(maker: ClientMaker, offer: Mapping[str, Any]) -> bytes:
     """Return the offer and a digest of a sample of the data. It identifies the site's setup and stays at the site."""
     digest = hashlib.sha256()
@@ -318,11 +303,3 @@ def _fingerprint(maker: ClientMaker, offer: Mapping[str, Any]) -> bytes:
         digest.update(labels.numpy().tobytes())
         digest.update(images[:: max(1, len(images) // 64)].contiguous().numpy().tobytes())
     return json.dumps({"offer": offer, "data": digest.hexdigest()}, sort_keys=True).encode()
-
-
-def _run_name(header: Mapping[str, Any]) -> str:
-    """Return the run's name, which becomes the name of a folder."""
-    run = header.get("run")
-    if not isinstance(run, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", run):
-        raise SiteRefusalError("the message has no valid name of a run")
-    return run
