@@ -33,7 +33,7 @@ from polyfed.deploy.site_errors import SETUP_FAILED, SITE_FAILED, SiteRefusalErr
 from polyfed.deploy.site_federation import SiteFederation
 from polyfed.deploy.site_models import is_last_evaluation, write_final_model
 from polyfed.deploy.site_requests import read_call, run_name
-from polyfed.deploy.site_setup import SiteSetup
+from polyfed.deploy.site_setup import SiteSetup, setup_fingerprint
 from polyfed.engines import framing
 from polyfed.engines.flower import SiteMessage
 from polyfed.errors import InputError, PolyfedError, StateError
@@ -172,7 +172,7 @@ class Site:
             self._runs = {run: _Run(folder, maker, host, offer.to_json(), replies, config, control)}
         if not resumed:
             folder.create({**config.to_dict(), "name": config.run_name})
-            write_atomically(folder.path / OFFER, _fingerprint(self._runs[run].maker, self._runs[run].offer))
+            write_atomically(folder.path / OFFER, setup_fingerprint(self._runs[run].maker, self._runs[run].offer))
             folder.event("started", rounds=config.rounds, clients=config.clients, client=self.name)
         return self._runs[run]
 
@@ -185,7 +185,7 @@ class Site:
 
     def _check_same(self, file: Path, run: str, maker: ClientMaker, offer: Offer) -> None:
         """Raise `InputError` if a resumed run has another model or other data than at its start."""
-        if file.exists() and file.read_bytes() != _fingerprint(maker, offer.to_json()):
+        if file.exists() and file.read_bytes() != setup_fingerprint(maker, offer.to_json()):
             raise SiteRefusalError(f"site {self.name} started run {run} with another model or other data")
 
     def _known_run(self, run: str) -> _Run:
@@ -293,13 +293,3 @@ class Site:
             fields[LOSS], shapes[LOSS] = 24 * len(trained), "mean loss, samples and steps of training"
         step = "+".join(call.steps) or EVALUATION
         run.folder.event("left", round=call.round, client=self.name, step=step, fields=fields, shapes=shapes)
-
-
-def _fingerprint(maker: ClientMaker, offer: Mapping[str, Any]) -> bytes:
-    """Return the offer and a digest of a sample of the data. It identifies the site's setup and stays at the site."""
-    digest = hashlib.sha256()
-    if isinstance(maker, SiteFederation):
-        images, labels = maker.train.inputs, maker.train.labels
-        digest.update(labels.numpy().tobytes())
-        digest.update(images[:: max(1, len(images) // 64)].contiguous().numpy().tobytes())
-    return json.dumps({"offer": offer, "data": digest.hexdigest()}, sort_keys=True).encode()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from polyfed.config import Config
 from polyfed.core.client_host import ClientMaker
 from polyfed.deploy.agreement import SITES
 from polyfed.deploy.offers import Offer
 from polyfed.deploy.site_errors import SiteRefusalError
-from polyfed.deploy.site_federation import load_site
+from polyfed.deploy.site_federation import SiteFederation, load_site
 from polyfed.federation import simulation
 
 # Prepares a site for the run of a config: returns what makes its client, and its offer.
@@ -52,3 +55,13 @@ def rehearsal_setup(name: str) -> SiteSetup:
         return federation, Offer(federation.profile(k), f"share {k} of {federation.source}", {})
 
     return setup
+
+
+def setup_fingerprint(maker: ClientMaker, offer: Mapping[str, Any]) -> bytes:
+    """Return the offer and a digest of a sample of the data. It identifies the site's setup and stays at the site."""
+    digest = hashlib.sha256()
+    if isinstance(maker, SiteFederation):
+        images, labels = maker.train.inputs, maker.train.labels
+        digest.update(labels.numpy().tobytes())
+        digest.update(images[:: max(1, len(images) // 64)].contiguous().numpy().tobytes())
+    return json.dumps({"offer": offer, "data": digest.hexdigest()}, sort_keys=True).encode()
