@@ -36,6 +36,8 @@ def trained(kind: type[torch.optim.Optimizer], settings: dict[str, Any], *, thro
         ("SGD", {"lr": 0.1, "weight_decay": 0.01}),
         ("SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "fused": True}),
         ("Adam", {"lr": 0.01, "fused": True}),
+        ("Adam", {"lr": 0.01, "weight_decay": 0.01, "betas": (0.8, 0.99), "maximize": True, "fused": True}),
+        ("Adam", {"lr": 0.01, "amsgrad": True, "fused": True}),
         ("Adam", {"lr": 0.01, "weight_decay": 0.01}),
     ],
 )
@@ -70,4 +72,20 @@ def test_hooks_are_called(kind: type[torch.optim.Optimizer]) -> None:
     optimizer.register_step_post_hook(lambda *_: calls.append("after"))
     parameter.grad = torch.ones(2)
     optimizer.step()
-    assert calls == ["before", "after"]
+    optimizer.step()
+    assert calls == ["before", "after"] * 2
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+@pytest.mark.parametrize("types", [(torch.float32, torch.float32), (torch.float32, torch.float64)])
+def test_groups_whose_parameters_take_turns(name: str, types: tuple[torch.dtype, torch.dtype]) -> None:
+    results = []
+    for kind in (getattr(torch.optim, name), getattr(optimizers, name)):
+        first, second, third = (nn.Parameter(torch.ones(3, dtype=dtype)) for dtype in (types[0], *types))
+        optimizer = kind([{"params": [first]}, {"params": [second, third], "lr": 0.1}], lr=0.5, fused=True)
+        for number in range(6):
+            for parameter, skipped in ((first, (0, 3)), (second, (1, 2)), (third, (0, 1, 5))):
+                parameter.grad = None if number in skipped else torch.full_like(parameter, 0.5 + number)
+            optimizer.step()
+        results.append([first, second, third])
+    assert all(torch.equal(a, b) and a[0] != 1 for a, b in zip(*results, strict=True))

@@ -52,19 +52,25 @@ def _without_compiler(base: type[AnyOptimizer]) -> type[AnyOptimizer]:
     return type(base.__name__, (base,), methods)
 
 
+def _trained_parameters(self: Optimizer) -> list[tuple[dict[str, Any], list[Any]]] | None:
+    """Return each group with its parameters that have a gradient, or None if a group has several types of them.
+
+    The fused kernels take one type.
+    """
+    groups = [(g, [parameter for parameter in g["params"] if parameter.grad is not None]) for g in self.param_groups]
+    return None if any(len({parameter.dtype for parameter in trained}) > 1 for _, trained in groups) else groups
+
+
 class SGD(_without_compiler(torch.optim.SGD)):  # type: ignore[misc]
     """SGD that calls the fused kernel at once where there is no momentum."""
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        groups = self.param_groups
-        if closure is not None or _has_hooks(self) or any(g["momentum"] or not g["fused"] for g in groups):
+        groups = _trained_parameters(self)
+        plain = all(group["fused"] and not group["momentum"] for group in self.param_groups)
+        if closure is not None or groups is None or not plain or _has_hooks(self):
             return super().step(closure)
         with torch.no_grad():
-            for group in groups:
-                trained = [parameter for parameter in group["params"] if parameter.grad is not None]
-                kinds = {parameter.dtype for parameter in trained}
-                if len(kinds) > 1:  # the kernel takes one type
-                    return super().step()
+            for group, trained in groups:
                 if trained:
                     torch._fused_sgd_(
                         trained,
@@ -83,4 +89,37 @@ class SGD(_without_compiler(torch.optim.SGD)):  # type: ignore[misc]
     step.hooked = True  # type: ignore[attr-defined]
 
 
-Adam = _without_compiler(torch.optim.Adam)
+class Adam(_without_compiler(torch.optim.Adam)):  # type: ignore[misc]
+    """Adam that calls the fused kernel at once. The first step of a parameter is torch's, which creates its state."""
+
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        groups = _trained_parameters(self)
+        plain = all(group["fused"] and not group["amsgrad"] for group in self.param_groups)
+        if closure is not None or groups is None or not plain or _has_hooks(self):
+            return super().step(closure)
+        if not all(self.state[parameter] for _, trained in groups for parameter in trained):
+            return super().step()
+        with torch.no_grad():
+            for group, trained in groups:
+                if trained:
+                    states = [self.state[parameter] for parameter in trained]
+                    steps = [state["step"] for state in states]
+                    torch._foreach_add_(steps, 1)
+                    torch._fused_adam_(
+                        trained,
+                        [parameter.grad for parameter in trained],
+                        [state["exp_avg"] for state in states],
+                        [state["exp_avg_sq"] for state in states],
+                        [],
+                        steps,
+                        amsgrad=False,
+                        lr=group["lr"],
+                        beta1=group["betas"][0],
+                        beta2=group["betas"][1],
+                        weight_decay=group["weight_decay"],
+                        eps=group["eps"],
+                        maximize=group["maximize"],
+                    )
+        return None
+
+    step.hooked = True  # type: ignore[attr-defined]

@@ -80,13 +80,18 @@ def teacher_outputs(
 def exchange_batches(client: Client, msg: Payload, images: TransferImages, batch: int) -> Iterator[DistillationBatch]:
     """Yield in every turn a batch of past images of each teacher (Eq. 14), then one of current images (Eq. 13)."""
     now, turns = round_key(client.round), int(msg.number("turns"))
-    targets, memory = msg.weights("targets"), Payload(subtree(msg.get("memory")))
+    targets, memory = (
+        {teacher: as_probabilities(rows) for teacher, rows in msg.weights(field).items()} if field in msg else {}
+        for field in ("targets", "memory")
+    )
     current: dict[str, Iterator[tuple[Tensor, Tensor]]] = {}
     past: dict[str, list[tuple[str, Tensor, Tensor]]] = {}  # round, rows of images, rows of outputs
     for teacher in targets:
         rows = torch.arange(images.count(now, teacher), device=client.device)
         current[teacher] = started(cycled(rows, rows, batch, client.stream(f"exchange {teacher}"), turns))
         replayed = replayed_rows(client, teacher, subtree(msg.get("review")).get(teacher), turns, batch)
+        for key in dict.fromkeys([now, *(key for key, _ in replayed)]):
+            images.prepare(key, teacher)
         ends = torch.tensor([len(rows) for _, rows in replayed]).cumsum(0).tolist()
         past[teacher] = [
             (key, rows, torch.arange(end - len(rows), end, device=client.device))
@@ -96,7 +101,7 @@ def exchange_batches(client: Client, msg: Payload, images: TransferImages, batch
         for teacher, replay in past.items():
             if replay and images.count(replay[turn][0], teacher):
                 key, rows, at = replay[turn]
-                outputs = memory.tensor(teacher)[at]
+                outputs = memory[teacher][at]
                 yield DistillationBatch(images.images(key, teacher, rows), outputs, "memory", teacher, at)
         for teacher, batches in current.items():
             at, _ = next(batches)
@@ -146,7 +151,7 @@ def distill(
         if len(batch.images) < min_batch:
             continue
         optimizer.zero_grad(set_to_none=True)
-        loss(batch._replace(targets=as_probabilities(batch.targets))).backward()  # type: ignore[no-untyped-call]
+        loss(batch).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         steps += 1
     optimizer.zero_grad(set_to_none=True)

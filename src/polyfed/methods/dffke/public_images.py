@@ -35,6 +35,9 @@ class PublicImages:
     def count(self, round_key: str, client: str) -> int:
         return len(self._images)
 
+    def prepare(self, round_key: str, client: str) -> None:
+        pass  # they are stored as they are used
+
     def images(self, round_key: str, client: str, rows: Tensor) -> Tensor:
         batch = self._images[rows].to(torch.float32, memory_format=torch.channels_last)
         return batch.mul_(1 / 255)
