@@ -80,6 +80,7 @@ def check(
     class_counts = [len(client.classes) for client in clients]
     traffic = estimate_traffic(federation.method, profiles, class_counts, parsed.per_round)
     _print_method(federation, parsed)
+    _print_aggregation(federation, traffic["up"])
     _print_traffic(traffic, parsed)
     print_work(estimate_workload(federation, profiles), parsed, tflops)
 
@@ -227,6 +228,22 @@ def _print_method(federation: SimulatedFederation, config: Config) -> None:
         guarantee = "no guarantee" if protection.measured else f"guarantee for {protection.guarantee}"
         print_text(f"  protected        {protection.field}, every {protection.unit}: {noise}{planned}")
         print_text(f"                   {guarantee}")
+
+
+def _print_aggregation(federation: SimulatedFederation, uploads: TrafficEstimate) -> None:
+    """Print which uploads the aggregation rule combines, unless it is the mean."""
+    from polyfed.federation.aggregation_check import other_uploads
+
+    rule, method = federation.config.aggregation.name, federation.method
+    if rule == "mean":
+        return
+    others = other_uploads(method)
+    excluded = f"; not for {', '.join(others)}" if others else ""
+    size = format_bytes(uploads.total.size)
+    print_text(
+        f"  aggregation      {rule} over clients for {', '.join(method.averaged)}{excluded}\n"
+        f"                   the server keeps all replies of a round in memory, up to {size}"
+    )
 
 
 def _print_traffic(traffic: dict[str, TrafficEstimate], config: Config) -> None:

@@ -13,6 +13,7 @@ from pydantic import Field, PrivateAttr, ValidationError, field_validator
 
 from polyfed.config.loading import apply_overrides, read_source
 from polyfed.config.sections import (
+    AggregationConfig,
     CheckpointConfig,
     DataConfig,
     EngineConfig,
@@ -48,6 +49,7 @@ class Config(Section):
     method: dict[str, Any] = Field(default_factory=lambda: {"name": "fedproto"})
     splitting: Literal["none", "layer", "stage", "width", "architecture"] = "none"
     server_filter: str | dict[str, Any] = "none"
+    aggregation: AggregationConfig = AggregationConfig()
     data: DataConfig = DataConfig()
     models: ModelsConfig = ModelsConfig()
     clients: int = Field(20, ge=1)
@@ -129,6 +131,8 @@ class Config(Section):
         for (section, key), default in ADDED_KEYS.items():
             if counted[section][key] == default:
                 del counted[section][key]
+        if self.aggregation == AggregationConfig():
+            del counted["aggregation"]
         return hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()
 
 

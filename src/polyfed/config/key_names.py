@@ -42,7 +42,7 @@ SYNONYMS = {
         "clients_per_round",
         "frac",
     ),
-    "method": ("algorithm", "algo", "strategy", "aggregation", "aggregator", "fed_algorithm"),
+    "method": ("algorithm", "algo", "strategy", "fed_algorithm"),
     "data.dataset": ("dataset_name", "data_name"),
     "data.root": ("data_dir", "data_path", "dataset_path", "dataset_dir"),
     "data.partition.scheme": ("partitioner", "partition_method", "partition_type", "split"),
@@ -54,6 +54,7 @@ SYNONYMS = {
     "seed": ("random_seed", "rng_seed", "random_state", "seeds"),
     "name": ("run_name", "exp_name", "experiment_name"),
     "server_filter": ("filter",),
+    "aggregation": ("aggregator", "aggregation_rule", "robust_aggregation", "defense", "defence"),
     "track": ("logger", "loggers", "tracker", "trackers"),
 }
 _BY_SYNONYM = {synonym: key for key, synonyms in SYNONYMS.items() for synonym in synonyms}

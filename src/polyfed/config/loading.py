@@ -117,7 +117,8 @@ def value_text(value: Any) -> str:
 
 
 # Mappings in which one entry selects something, and the other entries are the options of what it selects.
-_SELECTORS = {("method",): "name", ("server_filter",): "name", ("data", "partition"): "scheme"}
+_NAMED = ("method", "server_filter", "aggregation")  # here a name alone stands for a mapping with this name
+_SELECTORS = {**{(key,): "name" for key in _NAMED}, ("data", "partition"): "scheme"}
 
 
 def _is_selector(keys: list[str]) -> bool:
@@ -131,12 +132,12 @@ def set_key(tree: dict[str, Any], keys: list[str], value: Any, text: str) -> Non
     """
     if _is_selector(keys) and tuple(keys) not in _SELECTORS:
         keys, value = keys[:-1], {keys[-1]: value}
-    elif keys in (["method"], ["server_filter"]) and isinstance(value, str):
+    elif len(keys) == 1 and keys[0] in _NAMED and isinstance(value, str):
         value = {"name": value}
     selector = _SELECTORS.get(tuple(keys))
     for key in keys[:-1]:
         inner = tree.get(key)
-        if isinstance(inner, str) and key in ("method", "server_filter"):
+        if isinstance(inner, str) and key in _NAMED:
             inner = {"name": inner}
         if inner is None:
             inner = {}

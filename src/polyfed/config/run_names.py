@@ -18,6 +18,8 @@ VALUE_ONLY = frozenset(
         "splitting",
         "server_filter",
         "server_filter.name",
+        "aggregation",
+        "aggregation.name",
         "train.optimizer",
     }
 )

@@ -157,6 +157,28 @@ class FailuresConfig(Section):
         return value
 
 
+class AggregationConfig(Section):
+    """How the server combines the values of several clients."""
+
+    name: Literal["mean", "median", "trimmed-mean", "norm-clipped", "krum", "geometric-median"] = "mean"
+    share: float = Field(0.2, gt=0, lt=0.5)  # trimmed-mean: removed at each end; krum: clients that may lie
+    norm: float | None = Field(None, gt=0)  # norm-clipped: largest norm; None: the median over the clients of a round
+    keep: int = Field(1, ge=1)  # krum: number of replies that are averaged
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_alone(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _options_of_the_rule(self) -> AggregationConfig:
+        rules = {"share": ("trimmed-mean", "krum"), "norm": ("norm-clipped",), "keep": ("krum",)}
+        for option, names in rules.items():
+            if self.name not in names and getattr(self, option) != type(self).model_fields[option].default:
+                raise ValueError(f"{option} is an option of {' and '.join(names)}, not of {self.name}")
+        return self
+
+
 class PrivacyConfig(Section):
     """Differential privacy of one uploaded field: clipping, noise and accounting."""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from polyfed.core.aggregation import MEAN, Aggregation, combine_rows
 from polyfed.errors import PayloadError
 from polyfed.training.precision import double
 
@@ -115,10 +116,19 @@ class ClassTable:
         return ClassTable.of(rows, newer.width)
 
 
-def mean_over_clients(tables: Iterable[ClassTable], *, width: int, by_count: bool = False) -> ClassTable:
+def mean_over_clients(
+    tables: Iterable[ClassTable],
+    *,
+    width: int,
+    by_count: bool = False,
+    out_of: int | None = None,
+    rule: Aggregation = MEAN,
+) -> ClassTable:
     """Return the mean row per class over the clients that have it, unweighted or weighted by counts.
 
-    Rows are added in the order of the tables, in double precision.
+    Rows are added in the order of the tables, in double precision. With `out_of`, unweighted sums are divided by this
+    number of clients, whether they have the class or not. Pass `server.aggregation` as `rule` to combine the rows of
+    every class by the aggregation rule of the config.
     """
     tables = [table for table in tables if len(table)]
     if not tables:
@@ -128,10 +138,27 @@ def mean_over_clients(tables: Iterable[ClassTable], *, width: int, by_count: boo
     if by_count:
         weight = torch.cat([table.counted().double() for table in tables])
     classes, positions = torch.unique(torch.cat([table.classes for table in tables]), return_inverse=True)
-    total = weight.new_zeros(len(classes), width).index_add_(0, positions, values.double() * weight[:, None])
     weights = weight.new_zeros(len(classes)).index_add_(0, positions, weight)
     present = weights > 0
-    return ClassTable(classes[present], (total[present] / weights[present, None]).to(values.dtype))
+    divisor = weights[present, None] if out_of is None else float(out_of)
+    if rule.is_mean:
+        total = weight.new_zeros(len(classes), width).index_add_(0, positions, values.double() * weight[:, None])
+        means = total[present] / divisor
+    else:
+        means = _robust_rows(rule, values.double(), weight, positions, len(classes))[present]
+        means = means * (weights[present, None] / divisor)
+    return ClassTable(classes[present], means.to(values.dtype))
+
+
+def _robust_rows(rule: Aggregation, values: Tensor, weight: Tensor, positions: Tensor, classes: int) -> Tensor:
+    """Return the combined row of every class. Rows of classes with one or two holders are clipped to the median norm
+    over all rows, because no majority can outvote a wrong one."""
+    bound = float(values.norm(dim=1).median())
+    rows = []
+    for c in range(classes):
+        held = (positions == c) & (weight > 0)
+        rows.append(combine_rows(rule, values[held], weight[held], bound))
+    return torch.stack(rows)
 
 
 class ClassMeans:

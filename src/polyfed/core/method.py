@@ -45,6 +45,7 @@ class Method:
     name: ClassVar[str] = ""
     needs: ClassVar[Needs] = Needs()
     sends: ClassVar[Sends] = Sends()
+    averaged: ClassVar[tuple[str, ...]] = ()  # uploads of which the server takes means, by `server.aggregation`
     verdict: ClassVar[str] = ""  # one sentence for lists: when the method helps, and when it does not
     one_model: ClassVar[bool] = False  # uses core.shared_model, so sub-models and server filters work with it
     skipped_checks: ClassVar[Mapping[str, str]] = {}  # checks of polyfed.testing to skip, each with a reason

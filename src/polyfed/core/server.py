@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from polyfed.core import rng
+from polyfed.core.aggregation import MEAN, Aggregation
 from polyfed.core.client_profile import Profile
 from polyfed.core.filter import ServerFilter
 from polyfed.core.payload import Payload, Scalar, State, view
@@ -34,6 +35,7 @@ class Server:
     artifacts: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     family: Family | None = None  # the server model and its sub-models; None: one architecture
     filter: ServerFilter | None = None  # applied to updates of the server model
+    aggregation: Aggregation = MEAN  # how values of several clients are combined
     histograms: bool = False  # whether to save histograms of this round's update
     place: Place = field(default_factory=Place)
     _by_name: dict[str, Profile] = field(default_factory=dict, repr=False)

@@ -17,8 +17,9 @@ from polyfed.core.filter import Update
 from polyfed.core.histograms import counts, edges_for
 from polyfed.core.method import Outgoing
 from polyfed.core.payload import Value, Weights
+from polyfed.core.robust_mean import owner_mean
 from polyfed.core.server import Server
-from polyfed.models.slicing import Cut, OwnerMean, Rule, coverage, only_rows, prefix
+from polyfed.models.slicing import Cut, Rule, coverage, only_rows, prefix
 
 
 def initial_weights(server: Server) -> Weights:
@@ -71,7 +72,9 @@ def buffer_names(server: Server) -> frozenset[str]:
 
 
 class UpdateAggregator:
-    """Weighted mean of client updates, added one at a time. Memory does not grow with the number of clients.
+    """Weighted mean of client updates, added one at a time, or what `aggregation` of the config says instead.
+
+    Memory does not grow with the number of clients; aggregation rules other than the mean keep all updates.
 
     Differences are computed and added in double precision. One client, or clients with equal weights, therefore give
     back exactly their own weights.
@@ -81,7 +84,7 @@ class UpdateAggregator:
         self._server = server
         self._model = model
         self._rule = rule
-        self._mean = OwnerMean(model)
+        self._mean = owner_mean(server.aggregation, model)
 
     def add(
         self,

@@ -54,6 +54,16 @@ def messages_of(method: object, name: str) -> Messages:
     return messages
 
 
+def uploads_of(method: object) -> list[str]:
+    """Return the names of all fields that the steps of a method upload, in the order of their definition."""
+    names: dict[str, None] = {}
+    for cls in reversed(type(method).__mro__):
+        for name in vars(cls):
+            messages = getattr(getattr(type(method), name), "messages", None)
+            names |= dict.fromkeys(messages.up if isinstance(messages, Messages) else ())
+    return list(names)
+
+
 def combined(method: object, names: tuple[str, ...]) -> Messages:
     """Return the schemas of several steps in one call. They receive the same message; their replies are joined."""
     down: dict[str, Any] = {}

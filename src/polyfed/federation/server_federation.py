@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from functools import cached_property, partial
 
 from polyfed.core import needs as requirements
+from polyfed.core.aggregation import Aggregation
 from polyfed.core.client_profile import Profile, layout
 from polyfed.core.filter import ServerFilter
 from polyfed.core.place import server_place
 from polyfed.core.rounds import initialise
 from polyfed.core.server import Server
 from polyfed.errors import InputError, nearest
-from polyfed.federation import alternatives, analysis_probes, splitting
+from polyfed.federation import aggregation_check, alternatives, analysis_probes, splitting
 from polyfed.federation.base import FederationBase
 from polyfed.models import ModelSpec, SplitModel
 from polyfed.models.slicing import Family, skeleton
@@ -129,6 +130,7 @@ class ServerFederation(FederationBase):
             place=server_place(self.place),
             family=self.family if self.method.one_model else None,
             filter=self.filter,
+            aggregation=Aggregation(**self.config.aggregation.model_dump()),
         )
 
     # checks before the first round
@@ -184,4 +186,5 @@ class ServerFederation(FederationBase):
                 f"server_filter {self.filter.name} filters the update of one server model, which {title} does not "
                 f"have; {advice}set server_filter: none"
             )
+        aggregation_check.check_aggregation(self.config, self.method, methods)
         self.method.check_training(self.training)

@@ -31,6 +31,8 @@ class FedDropout(HeteroFL):
         "Lets small clients train random parts of one model; judge it by the server's whole model, not by the parts."
     )
 
+    averaged = ("model",)  # statistics belong to one client's slice
+
     def rule(self, server: Server, client: str) -> Rule:
         return drawn(rng.generator(server.seed, "kept channels", client, server.round))
 

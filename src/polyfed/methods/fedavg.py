@@ -6,7 +6,7 @@ McMahan, Moore, Ramage, Hampson, Aguera y Arcas; AISTATS 2017, Algorithm 1 (Fede
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Gt
 
@@ -41,6 +41,7 @@ class FedAvg(Method):
     )
     needs = Needs(same_architecture=True)
     sends = Sends(up="all weights of the model, and the number of samples", down="all weights of the model")
+    averaged: ClassVar[tuple[str, ...]] = ("model",)
     one_model = True
 
     def init(self, server: Server) -> None:

@@ -44,6 +44,7 @@ class FedDistill(Method):
     verdict = "Costs almost no bytes and does no harm; gains over local training are within the noise."
     needs = Needs()
     sends = Sends(up="mean output per class, with counts", down="mean output per class over other clients")
+    averaged = ("outputs",)
 
     def round(self, server: Server, cohort: Cohort) -> None:
         last = {name: server.memory.table(name) for name in server.state}  # rows of every client
@@ -61,7 +62,8 @@ class FedDistill(Method):
 
     def mean(self, server: Server, tables: dict[str, ClassTable], without: str | None = None) -> ClassTable:
         """Return the unweighted mean per class over clients; (M g_c - g_kc) / (M - 1) without client k."""
-        return mean_over_clients([t for name, t in tables.items() if name != without], width=server.classes)
+        others = [table for name, table in tables.items() if name != without]
+        return mean_over_clients(others, width=server.classes, rule=server.aggregation)
 
     @step(  # online outputs depend on whole batches (BatchNorm), not on single samples
         down={"outputs": TableField("classes")},

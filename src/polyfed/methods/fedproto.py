@@ -49,6 +49,7 @@ class FedProto(Method):
     verdict = "Tiny messages; its heads match local training, its prototypes need many rounds when models differ."
     needs = Needs(same_features=True, same_classes=True)
     sends = Sends(up="mean feature per class, with counts", down="mean feature per class over all clients")
+    averaged = ("prototypes",)
 
     def init(self, server: Server) -> None:
         server.state["prototypes"] = ClassTable.empty(server.features).without_counts()
@@ -57,7 +58,8 @@ class FedProto(Method):
         prototypes = server.memory.table("prototypes")
         replies = cohort.call(self.train, shared={"prototypes": prototypes})
         tables = [reply.table("prototypes") for reply in replies.values()]
-        means = mean_over_clients(tables, width=server.features, by_count=self.weights == "counts")  # P_c
+        by_count = self.weights == "counts"
+        means = mean_over_clients(tables, width=server.features, by_count=by_count, rule=server.aggregation)  # P_c
         server.state["prototypes"] = prototypes.updated(means)
 
     @step(  # online features depend on whole batches (BatchNorm), not on single samples

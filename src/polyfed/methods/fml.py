@@ -53,12 +53,13 @@ class FML(Method):
         up="all weights of the shared small model, and the number of samples",
         down="all weights of the shared small model, and the name of its architecture",
     )
+    averaged = ("meme",)
 
     def init(self, server: Server) -> None:
         server.state["meme"] = weights_of(server.build(self.auxiliary or server.smallest.spec))
 
     def round(self, server: Server, cohort: Cohort) -> None:
-        mean = WeightedMean()
+        mean = WeightedMean(server.aggregation)
         shared = {"auxiliary": self.auxiliary or server.smallest.spec, "meme": server.state["meme"]}
         for _, reply in cohort.stream(self.train, shared=shared):
             mean.add(reply.weights("meme"), reply.number("samples") if self.weights == "samples" else 1.0)

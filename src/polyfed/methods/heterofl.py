@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from torch import Tensor
 from polyfed.core import Client, Cohort, Method, Needs, Outgoing, Payload, Reply, Sends, Server, Value, register, step
 from polyfed.core.client import weights_of
 from polyfed.core.payload import view
+from polyfed.core.robust_mean import pooled_statistics
 from polyfed.core.schema import ScalarField, TensorField, TreeField, WeightsField
 from polyfed.core.shared_model import UpdateAggregator, apply_update, cut_of, initial_weights
 from polyfed.models import ModelSpec
@@ -57,6 +58,7 @@ class HeteroFL(Method):
         up="weights of the slice, the classes present, the number of samples, BatchNorm statistics",
         down="weights of the client's slice of the model, and its relative width",
     )
+    averaged: ClassVar[tuple[str, ...]] = ("model", "statistics")
     one_model = True
 
     def init(self, server: Server) -> None:
@@ -155,7 +157,7 @@ class HeteroFL(Method):
             key = self.statistics_key(server, k)
             previous = server.memory.weights(key) if key in server.state else statistics_of(model)
             if key not in pooled:
-                pooled[key] = PooledStatistics(previous)
+                pooled[key] = pooled_statistics(server.aggregation, previous)
             if reply.number("samples") > 0:
                 cut = cut_of(server, k, model, self.rule(server, k))
                 pooled[key].add(reply.weights("statistics"), cut, reply.number("samples"))

@@ -55,6 +55,7 @@ class InclusiveFL(Method):
     )
     needs = Needs(sub_models=True)
     sends = Sends(up="all weights of the model, and the number of samples", down="all weights of the model")
+    averaged = ("model",)
     one_model = True
     battery_models = ("tiny-resnet10", "tiny-resnet18")
 

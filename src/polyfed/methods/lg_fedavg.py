@@ -37,12 +37,13 @@ class LGFedAvg(Method):
     verdict = "A shared head costs few bytes; its averaged head is below local training when labels are skewed."
     needs = Needs(same_head=True, same_features=True)
     sends = Sends(up="weights of the head, and the number of samples", down="weights of the head")
+    averaged = ("head",)
 
     def init(self, server: Server) -> None:
         server.state["head"] = weights_of(server.build(server.roster[0].spec).head)
 
     def round(self, server: Server, cohort: Cohort) -> None:
-        mean = WeightedMean()
+        mean = WeightedMean(server.aggregation)
         for _, reply in cohort.stream(self.train, shared={"head": server.state["head"]}):
             mean.add(reply.weights("head"), reply.number("samples") if self.weights == "samples" else 1.0)
         server.state["head"] = mean.result(server.memory.weights("head"))  # h <- sum_k p_k h_k

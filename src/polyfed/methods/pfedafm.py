@@ -52,6 +52,7 @@ class PFedAFM(Method):
         up="weights of the shared small extractor, and the number of samples",
         down="weights of the shared small extractor, and the name of its architecture",
     )
+    averaged = ("extractor",)
 
     def init(self, server: Server) -> None:
         shared = server.build(self.auxiliary or server.smallest.spec)
@@ -64,7 +65,7 @@ class PFedAFM(Method):
         server.state["extractor"] = weights_of(shared.backbone)
 
     def round(self, server: Server, cohort: Cohort) -> None:
-        mean = WeightedMean()
+        mean = WeightedMean(server.aggregation)
         spec = self.auxiliary or server.smallest.spec
         shared = {"auxiliary": spec, "extractor": server.state["extractor"]}
         for _, reply in cohort.stream(self.train, shared=shared):

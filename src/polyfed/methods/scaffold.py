@@ -42,6 +42,7 @@ class Scaffold(FedAvg):
         up="all weights of the model, the number of samples, and the change of the client's control variate",
         down="all weights of the model, and the server's control variate",
     )
+    averaged = ("model", "control")
 
     def check_training(self, settings: TrainSettings) -> None:
         if not (_is_plain_sgd(settings) or self.allow_any_optimizer):

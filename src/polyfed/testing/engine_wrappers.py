@@ -20,6 +20,8 @@ from polyfed.core.method import Method
 from polyfed.core.payload import Payload, Value
 from polyfed.core.step import Messages, Reply
 
+STATISTICS = ("running_mean", "running_var")
+
 
 @dataclass
 class EngineWrapper:
@@ -100,6 +102,48 @@ class FaultyEngine(EngineWrapper):
         count = max(1, round(self.fraction * len(tasks)))
         stream = rng.numpy_generator("faulty", call.number)
         return [tasks[i].client for i in stream.choice(len(tasks), size=count, replace=False)]
+
+
+@dataclass
+class ScalingEngine(EngineWrapper):
+    """Some clients send their update times a factor, such as -10; it is the attack that robust aggregation is for.
+
+    The update of weights is the change from the weights that the client received. Other values, such as class tables,
+    are multiplied themselves. BatchNorm statistics stay, because replies with negative variances are rejected.
+    """
+
+    attackers: frozenset[str]
+    factor: float
+    fields: tuple[str, ...] | None = None  # the fields that are attacked; None: all
+
+    def call(self, call: Call, shared: bytes, tasks: Sequence[Task]) -> Iterator[Answer]:
+        own = {task.client: task.own for task in tasks}
+        for answer in self.inner.call(call, shared, tasks):
+            if answer.client not in self.attackers or answer.failure is not None or not call.steps:
+                yield answer
+                continue
+            received: dict[str, Value] = dict(decode(shared))
+            received |= dict(decode(own[answer.client])) if own[answer.client] else {}
+            reply = dict(decode(answer.frame))
+            for name in reply if self.fields is None else [name for name in self.fields if name in reply]:
+                reply[name] = self._scaled(reply[name], received.get(name))
+            yield replace(answer, frame=encode(reply).data)
+
+    def _scaled(self, value: Value, received: Value | None) -> Value:
+        if not isinstance(value, Mapping) or not isinstance(received, Mapping):
+            return each_tensor(value, self._times)
+        return {
+            name: part if name.endswith(STATISTICS) else self._moved(part, received.get(name))
+            for name, part in value.items()
+        }
+
+    def _moved(self, value: Value, before: Value | None) -> Value:
+        if isinstance(value, Tensor) and isinstance(before, Tensor) and value.is_floating_point():
+            return before + self.factor * (value - before)
+        return value if isinstance(value, Tensor) and not value.is_floating_point() else self._scaled(value, before)
+
+    def _times(self, tensor: Tensor) -> Tensor:
+        return tensor * self.factor if tensor.is_floating_point() else tensor
 
 
 def _raised(answer: Answer) -> Answer:

@@ -67,6 +67,7 @@ class CCVR(Method):
         up="once: mean and covariance of features per class, with counts; all weights each round if models are equal",
         down="once: those of all clients, or the calibrated head; all weights each round if models are equal",
     )
+    averaged = ("model",)
 
     def width(self, profile: Profile) -> int:
         """Return the number of entries that describe one class."""
@@ -91,7 +92,7 @@ class CCVR(Method):
         if "model" not in server.state:
             cohort.call(self.train_alone)
             return
-        mean = WeightedMean()
+        mean = WeightedMean(server.aggregation)
         for _, reply in cohort.stream(self.train, shared={"model": server.state["model"]}):
             mean.add(reply.weights("model"), reply.number("samples"))
         server.state["model"] = mean.result(server.memory.weights("model"))  # FedAvg

@@ -61,6 +61,7 @@ class FedGen(Method):
         up="weights of the head, the number of samples, and once the number of samples per class",
         down="weights of the head and of a feature generator, and the pooled label distribution",
     )
+    averaged = ("head",)
 
     def init(self, server: Server) -> None:
         server.state["head"] = weights_of(server.build(server.roster[0].spec).head)
@@ -71,7 +72,7 @@ class FedGen(Method):
     def round(self, server: Server, cohort: Cohort) -> None:
         sent = {name: server.state[name] for name in ("head", "generator")}
         sent["shares"] = self.label_distribution(server, cohort)
-        mean, heads, samples = WeightedMean(), [], []
+        mean, heads, samples = WeightedMean(server.aggregation), [], []
         for name, reply in cohort.stream(self.train, shared=sent):
             heads.append(reply.weights("head"))
             samples.append(reply.number("samples") if self.weights == "samples" else 1.0)

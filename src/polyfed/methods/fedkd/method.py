@@ -54,6 +54,7 @@ class FedKD(Method):
         up="compressed updates of the shared small model, and the number of samples",
         down="compressed updates of the shared small model, or all of it after an absence, and its architecture",
     )
+    averaged = ("update",)
 
     def init(self, server: Server) -> None:
         server.state["mentee"] = weights_of(server.build(self.auxiliary or server.smallest.spec))
@@ -64,7 +65,7 @@ class FedKD(Method):
         before, called = server.memory.weights("mentee"), server.memory.weights("called")
         energy = self.energy(server.round / server.rounds)
         shared: Reply = {"auxiliary": self.auxiliary or server.smallest.spec, "energy": energy}
-        mean = WeightedMean()
+        mean = WeightedMean(server.aggregation)
         each = {k: self.download(server, k) for k in cohort.ids}
         for k, reply in cohort.stream(self.train, shared=shared, each=each):
             weight = reply.number("samples") if self.weights == "samples" else 1.0

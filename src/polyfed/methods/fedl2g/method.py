@@ -30,6 +30,7 @@ from polyfed.core import (
     register,
     step,
 )
+from polyfed.core.class_tables import mean_over_clients
 from polyfed.core.client_profile import Profile
 from polyfed.core.needs import check
 from polyfed.core.options import Degenerate
@@ -83,6 +84,7 @@ class FedL2G(Method):
     sends = Sends(
         up="gradient of the quiz loss for the vectors of the classes in the study batches", down="guiding vectors"
     )
+    averaged = ("gradient",)
 
     def width(self, profile: Profile) -> int:
         """Return M, the number of entries of a guiding vector."""
@@ -125,13 +127,13 @@ class FedL2G(Method):
 
     def mean_gradient(self, server: Server, uploads: Sequence[ClassTable]) -> tuple[Tensor, Tensor]:
         """Return pi^t, and how many clients sent a row of each class. Rows that no client sent are 0."""
-        total = torch.zeros_like(server.memory.tensor("vectors"), dtype=torch.float64)
-        senders = total.new_zeros(len(total))
+        classes, width = server.memory.tensor("vectors").shape
+        senders = torch.zeros(classes, dtype=torch.float64, device=server.device)
         for table in uploads:
-            total[table.classes] += table.values
             senders[table.classes] += 1
-        divisor = senders if self.average == "owners" else torch.tensor(float(len(uploads)))  # line 13, or Eq. 6
-        pi = (total / divisor.clamp(min=1).reshape(-1, 1)).float()
+        out_of = None if self.average == "owners" else len(uploads)  # line 13, or Eq. 6
+        pi, _ = mean_over_clients(uploads, width=width, out_of=out_of, rule=server.aggregation).dense(classes)
+        pi = pi.to(server.device)
         if self.server_clip_norm is not None:
             pi *= (self.server_clip_norm / pi.norm().clamp(min=1e-12)).clamp(max=1)
         return pi, senders

@@ -84,6 +84,7 @@ class FedLatent(Method):
         up="each round mean feature per class with counts and a small decoder; once a Gaussian per class",
         down="the same over all clients",
     )
+    averaged = ("means", "decoder")
 
     def row_width(self, profile: Profile) -> int:
         """Return the number of entries that describe one class."""
@@ -97,12 +98,12 @@ class FedLatent(Method):
         server.state["decoder"] = weights_of(self.new_decoder(server.seed, server.roster[0]))
 
     def round(self, server: Server, cohort: Cohort) -> None:
-        tables, decoders = [], WeightedMean()
+        tables, decoders = [], WeightedMean(server.aggregation)
         shared = {name: server.state[name] for name in ("means", "decoder")}
         for _, reply in cohort.stream(self.train, shared=shared):
             tables.append(reply.table("means"))
             decoders.add(reply.weights("decoder"), 1.0)
-        means = mean_over_clients(tables, width=server.features, by_count=True)
+        means = mean_over_clients(tables, width=server.features, by_count=True, rule=server.aggregation)
         server.state["means"] = server.memory.table("means").updated(means)  # absent classes keep their row
         server.state["decoder"] = decoders.result(server.memory.weights("decoder"))
 

@@ -61,6 +61,7 @@ class FedType(Method):
         up="all weights of the shared small model",
         down="all weights of the shared small model, and the name of its architecture",
     )
+    averaged = ("proxy",)
 
     def init(self, server: Server) -> None:
         server.state["proxy"] = weights_of(server.build(self.auxiliary or server.smallest.spec))
@@ -69,7 +70,7 @@ class FedType(Method):
         small = [profile.name for profile in server.roster if not self.held_out(profile.samples)]
         if small and server.round == 1:
             server.record("warning", message="label sets are calibrated on training samples", clients=small)
-        mean = WeightedMean()
+        mean = WeightedMean(server.aggregation)
         shared = {"auxiliary": self.auxiliary or server.smallest.spec, "proxy": server.state["proxy"]}
         for _, reply in cohort.stream(self.train, shared=shared):
             mean.add(reply.weights("proxy"), 1.0)

@@ -68,6 +68,7 @@ class FedVTC(Method):
         "mean squared features per class, once",
         down="the same over all clients: prototypes of the client's classes in each round, of all classes once",
     )
+    averaged = ("prototypes", "deviation", "decoder", "moments")
     training_work = training_work
 
     def decoder_layout(self, profile: Profile) -> Layout:
@@ -85,7 +86,8 @@ class FedVTC(Method):
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Run lines 2 to 20 of Algorithm 1."""
-        tables, deviations, decoders = [], WeightedMean(), WeightedMean()
+        tables, rule = [], server.aggregation
+        deviations, decoders = WeightedMean(rule), WeightedMean(rule)
         shared = {key: server.state[key] for key in ("deviation", *(["decoder"] if self.vtc == "regular" else []))}
         each = {name: {"prototypes": self.prototypes_for(server, name)} for name in cohort.ids}  # lines 4 to 6
         for name, reply in cohort.stream(self.train, shared=shared, each=each):
@@ -94,7 +96,7 @@ class FedVTC(Method):
             deviations.add({"sigma": reply.tensor("deviation").clamp(min=0)}, 1.0)
             if "decoder" in reply:
                 decoders.add(reply.weights("decoder"), 1.0)
-        prototypes = mean_over_clients(tables, width=server.features)  # line 19
+        prototypes = mean_over_clients(tables, width=server.features, rule=rule)  # line 19
         server.state["prototypes"] = server.memory.table("prototypes").updated(prototypes)
         mean = deviations.result({"sigma": server.memory.tensor("deviation")})
         server.state["deviation"] = StandardDeviation(mean["sigma"])().detach()  # line 20, clamped
@@ -140,7 +142,7 @@ class FedVTC(Method):
 
     def finish(self, server: Server, everyone: Cohort) -> None:
         """Run lines 22 to 31 of Algorithm 1."""
-        decoders, moments = WeightedMean(), []
+        decoders, moments = WeightedMean(server.aggregation), []
         if self.vtc == "once" or self.spread == "classes":
             for _, reply in everyone.stream(self.describe):  # line 23
                 moments += [reply.table("moments")] if "moments" in reply else []
@@ -149,7 +151,7 @@ class FedVTC(Method):
         if self.vtc == "once":
             server.state["decoder"] = decoders.result(server.memory.weights("decoder"))  # line 25
         if moments:
-            pooled = mean_over_clients(moments, width=2 * server.features)
+            pooled = mean_over_clients(moments, width=2 * server.features, rule=server.aggregation)
             prototypes, server.state["variances"] = mean_and_variance(pooled)
             server.state["prototypes"] = server.memory.table("prototypes").updated(prototypes)
         samples = self.synthetic_samples(server, self.samples_per_class)

@@ -19,12 +19,12 @@ from polyfed.core import Client, Cohort, Payload, Reply, Sends, Server, register
 from polyfed.core.client import copy_into, weights_of
 from polyfed.core.client_profile import Profile
 from polyfed.core.options import Degenerate
+from polyfed.core.robust_mean import owner_mean
 from polyfed.core.schema import ScalarField, TreeField, WeightsField
 from polyfed.core.shared_model import UpdateAggregator, apply_update, weights_for_clients
 from polyfed.core.training_work import TrainingWork
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.moon.projection_head import ProjectionHeads
-from polyfed.models.slicing import OwnerMean
 from polyfed.training import TrainSettings
 from polyfed.training.weight_noise import noisy
 
@@ -52,6 +52,7 @@ class Moon(FedAvg):
         up="all weights of the model and of the projection, and the number of samples",
         down="all weights of the model and of the projection",
     )
+    averaged = ("model", "projection")
 
     def training_work(
         self, client: Profile, roster: Sequence[Profile], per_round: int, settings: TrainSettings
@@ -71,7 +72,7 @@ class Moon(FedAvg):
             return
         model, projection = server.memory.weights("model"), server.memory.weights("projection")
         heads = ProjectionHeads(server, "projection", self.projector)
-        updates, mean = UpdateAggregator(server, model), OwnerMean(projection)
+        updates, mean = UpdateAggregator(server, model), owner_mean(server.aggregation, projection)
         out, sent = weights_for_clients(server, cohort.ids, model=model), heads.for_clients(cohort.ids, projection)
         for k, reply in cohort.stream(self.train, out=out, shared=sent.shared, each=sent.each):
             updates.add(k, reply.weights("model"), self.weight(reply), times=self.server_lr)

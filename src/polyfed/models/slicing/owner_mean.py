@@ -62,8 +62,7 @@ class OwnerMean:
         `minus` holds tensors of the big model, whose values at the same positions are subtracted first. `times` are
         factors of some of the tensors. Both apply to floats only.
         """
-        for name, part in weights.items():
-            _check(name, part, cut, self._like)
+        self.check(weights, cut)
         for name, part in weights.items():
             like = self._like[name]
             if name not in self._totals:
@@ -81,6 +80,11 @@ class OwnerMean:
             if copied:
                 self._totals[name][subscript] = total
             self._weights[name].add(cut[name], weight)
+
+    def check(self, weights: Mapping[str, Tensor], cut: Cut) -> None:
+        """Raise InputError if a tensor is not part of the slice or has the wrong shape."""
+        for name, part in weights.items():
+            _check(name, part, cut, self._like)
 
     def mean(self, otherwise: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the mean at positions with owners, and the unchanged values of `otherwise`, the old weights, at all

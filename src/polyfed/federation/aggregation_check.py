@@ -1,0 +1,46 @@
+"""Whether the aggregation rule of a config works with its method and clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from polyfed.config import Config
+from polyfed.core.aggregation import LEAST_HOLDERS, Aggregation
+from polyfed.core.method import Method
+from polyfed.core.step import uploads_of
+from polyfed.errors import InputError
+
+WEIGHTS = frozenset({"samples"})  # uploads that only weight a mean
+
+
+def check_aggregation(config: Config, method: Method, working_methods: Callable[[], Sequence[str]]) -> None:
+    """Raise InputError if the aggregation rule has no meaning for the method or the number of clients."""
+    rule = Aggregation(**config.aggregation.model_dump())
+    if rule.is_mean:
+        return
+    title = type(method).__name__
+    if not method.averaged:
+        working = working_methods()
+        advice = f"use a method that does ({', '.join(working)}), or " if working else ""
+        raise InputError(
+            f"aggregation is {rule.name}, but {title} takes no mean over clients that it could replace; {advice}set "
+            "aggregation: mean"
+        )
+    if rule.compares_replies and (method.needs.sub_models or config.splitting != "none"):
+        raise InputError(
+            f"aggregation {rule.name} compares whole replies, but the clients of {title} train different parts of "
+            "one model; use median, trimmed-mean or norm-clipped"
+        )
+    clients = config.per_round
+    least = rule.outvoted(clients) + LEAST_HOLDERS if rule.name == "krum" else LEAST_HOLDERS
+    if clients < least:
+        share = f" with share {rule.share:g}" if rule.name == "krum" else ""
+        raise InputError(
+            f"aggregation {rule.name}{share} needs the replies of at least {least} clients, but {clients} take part "
+            "in a round; set aggregation: mean, or select more clients"
+        )
+
+
+def other_uploads(method: Method) -> list[str]:
+    """Return the uploaded fields that an aggregation rule does not combine, other than weights of means."""
+    return [name for name in uploads_of(method) if name not in method.averaged and name not in WEIGHTS]
