@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,11 +79,17 @@ def training(batch: int) -> dict[str, Any]:
 
 
 def federation_run(
-    toy: ToyFederation, place: Place, *, evaluate: bool = True, clients: int = 2, **changed: Any
+    toy: ToyFederation,
+    place: Place,
+    *,
+    evaluate: bool = True,
+    class_counts: Sequence[Sequence[int]] = CLASS_COUNTS,
+    clients: int | None = None,
+    **changed: Any,
 ) -> Outcome:
     """Run two rounds of a toy federation at a place."""
     settings = {"train": training(BATCH)} | changed
-    federation = toy.federation(toy.config(CLASS_COUNTS[:clients], **settings))
+    federation = toy.federation(toy.config(class_counts[:clients], **settings))
     federation.place = place
     roster = federation.profiles()
     server = federation.server(roster)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -27,6 +27,17 @@ def test_a_method_on_a_device_gives_the_bits_of_the_cpu(name: str) -> None:
     assert on_device.outcome.accuracy == on_cpu.accuracy
     assert len(on_device.steps.between) >= 4  # two clients and two rounds, with two batches or more
     assert on_device.steps.between == [(0, 0)] * len(on_device.steps.between)
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"), [("fedavg", "krum"), ("fedproto", "geometric-median"), ("heterofl", "median")]
+)
+def test_robust_aggregation_on_a_device_gives_the_bits_of_the_cpu(name: str, rule: str) -> None:
+    settings: dict[str, Any] = {"class_counts": [(4, 4, 0, 0)] * 3, "evaluate": False, "aggregation": rule}
+    with ToyFederation(catalogue.load(name), {}) as toy:
+        on_cpu = federation_run(toy, Place(), **settings)
+        assert device_run(toy, **settings).outcome.hash == on_cpu.hash
+        assert federation_run(toy, Place(), **settings | {"aggregation": "mean"}).hash != on_cpu.hash
 
 
 # Methods whose counts depend on the size of a batch, and why.

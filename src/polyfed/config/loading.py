@@ -118,7 +118,7 @@ def value_text(value: Any) -> str:
 
 # Mappings in which one entry selects something, and the other entries are the options of what it selects.
 _NAMED = ("method", "server_filter", "aggregation")  # here a name alone stands for a mapping with this name
-_SELECTORS = {**{(key,): "name" for key in _NAMED}, ("data", "partition"): "scheme"}
+_SELECTORS: dict[tuple[str, ...], str] = {**{(key,): "name" for key in _NAMED}, ("data", "partition"): "scheme"}
 
 
 def _is_selector(keys: list[str]) -> bool:

@@ -120,8 +120,8 @@ class RobustOwnerMean(OwnerMean):
         def clipped(name: str, values: Tensor) -> Tensor:
             if not factors:
                 factors.update(self._clip_factors(names, centre))
-            weights = [part.weight if weighted else 1.0 for part in self._parts]
-            return weighted_rows(values, values.new_tensor(weights), factors[_is_statistic(name)])
+            weights = torch.tensor([part.weight if weighted else 1.0 for part in self._parts], dtype=torch.float64)
+            return weighted_rows(values, weights.to(values.device), factors[_is_statistic(name)])
 
         def by_position(name: str, values: Tensor) -> Tensor:
             enough = (~values.isnan()).sum(0) >= LEAST_HOLDERS

@@ -131,7 +131,8 @@ class ScalingEngine(EngineWrapper):
 
     def _scaled(self, value: Value, received: Value | None) -> Value:
         if not isinstance(value, Mapping) or not isinstance(received, Mapping):
-            return each_tensor(value, self._times)
+            scaled: Value = each_tensor(value, self._times)
+            return scaled
         return {
             name: part if name.endswith(STATISTICS) else self._moved(part, received.get(name))
             for name, part in value.items()

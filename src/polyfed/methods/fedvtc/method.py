@@ -78,16 +78,14 @@ class FedVTC(Method):
         return 2 * profile.features
 
     def init(self, server: Server) -> None:
-        server.state["prototypes"] = ClassTable.empty(server.features).without_counts()  # a missing row stands for 0
-        server.state["variances"] = ClassTable.empty(server.features).without_counts()
+        server.state["prototypes"] = server.state["variances"] = ClassTable.empty(server.features).without_counts()
         server.state["deviation"] = torch.full((server.features,), self.noise)
         server.state["decoder"] = weights_of(build_decoder(None, server.seed, server.roster[0], self.decoder_norm))
         server.state["classes"] = {}  # classes by client, learned from the prototypes that it uploads
 
     def round(self, server: Server, cohort: Cohort) -> None:
         """Run lines 2 to 20 of Algorithm 1."""
-        tables, rule = [], server.aggregation
-        deviations, decoders = WeightedMean(rule), WeightedMean(rule)
+        tables, (deviations, decoders) = [], [WeightedMean(server.aggregation) for _ in range(2)]
         shared = {key: server.state[key] for key in ("deviation", *(["decoder"] if self.vtc == "regular" else []))}
         each = {name: {"prototypes": self.prototypes_for(server, name)} for name in cohort.ids}  # lines 4 to 6
         for name, reply in cohort.stream(self.train, shared=shared, each=each):
@@ -96,7 +94,7 @@ class FedVTC(Method):
             deviations.add({"sigma": reply.tensor("deviation").clamp(min=0)}, 1.0)
             if "decoder" in reply:
                 decoders.add(reply.weights("decoder"), 1.0)
-        prototypes = mean_over_clients(tables, width=server.features, rule=rule)  # line 19
+        prototypes = mean_over_clients(tables, width=server.features, rule=server.aggregation)  # line 19
         server.state["prototypes"] = server.memory.table("prototypes").updated(prototypes)
         mean = deviations.result({"sigma": server.memory.tensor("deviation")})
         server.state["deviation"] = StandardDeviation(mean["sigma"])().detach()  # line 20, clamped
