@@ -76,6 +76,7 @@ ROOMS: dict[str, Room] = {
     "comparison": _room("means, standard deviations and tables over runs", "runs"),
     "config": _room("config keys, presets, overrides and sweeps", "catalogue core data devices models plugins runs"),
     "catalogue": _room("which methods and filters exist, and how to make them", "core option_checks plugins"),
+    "controls": _room("controls and variants of methods and filters, for ablations", "core filters methods"),
     "methods": _room("one file or folder per method", "core data models training"),
     "filters": _room("steps between a server's update and its model, such as InCo", "core models"),
     "engines": _room("serial, pool, Ray and Flower: run a call on clients", "core devices machine"),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from scripts.inco_controls import AnchorControl, LengthControl
 from tests.filters.inco_servers import random_update, server_with_filter
 from torch import Tensor
 
+from polyfed.controls.inco import AnchorControl, LengthControl
 from polyfed.core.filter import Update
 from polyfed.core.server import Server
 from polyfed.errors import InputError

@@ -7,7 +7,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from scripts.dffke_variants import (
+from tests.methods.dffke_runs import FLOAT, ROWS, SMALL, WIDTH, messages, recorded_run
+from torch import nn
+
+from polyfed import testing
+from polyfed.controls.dffke import (
     Discrepancy,
     DockingNoise,
     EmbeddingLoss,
@@ -17,10 +21,6 @@ from scripts.dffke_variants import (
     discrepancy,
     reverse_kl,
 )
-from tests.methods.dffke_runs import FLOAT, ROWS, SMALL, WIDTH, messages, recorded_run
-from torch import nn
-
-from polyfed import testing
 from polyfed.core.client import copy_into
 from polyfed.core.payload import view
 from polyfed.testing.toy_federation import CLASS_COUNTS, CLASSES

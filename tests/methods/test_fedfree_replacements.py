@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from polyfed.core.payload import Payload
 from polyfed.core.schema import check_header
 from polyfed.core.server import Server
 from polyfed.errors import InputError, PayloadError
-from polyfed.federation.user_imports import import_user_file
+from polyfed.federation.user_imports import import_user_modules
 from polyfed.methods.fedfree.entropy import weight_entropy
 from polyfed.methods.fedfree.global_model import fewest_layers, nearest_in_depth
 from polyfed.methods.fedfree.layer_messages import LayersField, pack_layers, unpack_layers
@@ -126,7 +125,7 @@ def test_sources_are_one_client_or_several() -> None:
 
 
 def control(name: str) -> FedFree:
-    import_user_file(Path(__file__).parents[2] / "scripts" / "fedfree_controls.py")
+    import_user_modules(["polyfed.controls.fedfree"])
     method = catalogue.make({"name": name, "start": "random", **LITERAL})
     assert isinstance(method, FedFree)
     return method

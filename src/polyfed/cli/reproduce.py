@@ -112,6 +112,8 @@ def _scale(text: str) -> Scale:
 def _tables(paper: Paper, table: str | None, scale: Scale) -> list[str]:
     """Return the tables to run: all that exist at the scale, or the chosen one."""
     existing = [name for name in paper.tables if paper.settings_of(name, scale)]
+    if not existing:
+        raise InputError(f"{paper.title} has no table at --scale {scale}")
     if table is None:
         return existing
     if table not in paper.tables:

@@ -59,7 +59,7 @@ def _check_names(paper: Paper) -> None:
                 where = f"settings.{name}.{scale}.preset"
                 raise InputError(f"{where} is '{scaled.preset}'; {preset_hint(scaled.preset)}")
     for name, row in paper.rows.items():
-        _known(f"rows.{name}.settings", row.settings or (), paper.settings, "setting")
+        _known(f"rows.{name}.not_in", row.not_in, paper.settings, "setting")
         _known(f"rows.{name}.paper_in", row.paper_in, paper.settings, "setting")
         seen = [name]
         while (parent := paper.rows[seen[-1]].variant_of) is not None:

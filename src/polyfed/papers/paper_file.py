@@ -92,7 +92,7 @@ class Row(Section):
     variant_of: str | None = None
     with_method: str | None = None  # another method class that has the options of the row it is a variant of
     moment: str | None = None  # another prediction of the same models, such as `untuned`; see the method's page
-    settings: list[str] | None = None  # None: all settings of a table
+    not_in: list[str] = Field(default_factory=list)  # settings in which the method cannot run
     scales: list[Scale] = Field(default_factory=_all_scales)
 
 
@@ -157,7 +157,7 @@ class Paper(Section):
         return [
             name
             for name in self.tables[table].rows
-            if scale in (row := self.rows[name]).scales and (row.settings is None or setting in row.settings)
+            if scale in (row := self.rows[name]).scales and setting not in row.not_in
         ]
 
     def settings_of(self, table: str, scale: Scale) -> list[str]:

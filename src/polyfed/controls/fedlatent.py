@@ -1,4 +1,7 @@
-"""Variants of FedLatent for its ablation: each switches one part off. Import them with `imports=[PATH]`."""
+"""Variants of FedLatent for its ablation: each switches one part off.
+
+polyfed run fedlatent-digits 'imports=[polyfed.controls.fedlatent]' method=fedlatent-means-only
+"""
 
 from __future__ import annotations
 

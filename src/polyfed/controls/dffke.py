@@ -1,6 +1,6 @@
 """Variants of DFFKE for ablations: what the released code does differently, and controls of single parts.
 
-polyfed run dffke-digits 'imports=[scripts/dffke_variants.py]' method=dffke-reverse-kl
+polyfed run dffke-digits 'imports=[polyfed.controls.dffke]' method=dffke-reverse-kl
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def docking_layer(client: Client, width: int) -> nn.Linear:
 @register("dffke-docking-noise")
 @dataclass(frozen=True)
 class DockingNoise(DFFKE):
-    """DFFKE as released: privacy noise affects the docking layers only, codes come from clean samples. Not private."""
+    """DFFKE as released: privacy noise affects docking layers only, codes come from clean samples. Not private."""
 
     def translate(self, server: Server, cohort: Cohort, clients: Snapshots) -> dict[str, Tensor]:
         each: Messages = {name: {"docking": weights_of(client.docking)} for name, client in clients.items()}
@@ -86,7 +86,7 @@ def reverse_kl(logits: Tensor, targets: Tensor) -> Tensor:
 @register("dffke-embedding-loss")
 @dataclass(frozen=True)
 class EmbeddingLoss(DFFKE):
-    """DFFKE as released: students also learn the teacher's code of an image, and train their docking layer with it."""
+    """DFFKE as released: students also learn the teacher's code of an image, and train their docking layer on it."""
 
     @step(up={**EMBED.up, **tree_fields("docking")})
     def embed(self, client: Client, msg: Payload) -> Reply:

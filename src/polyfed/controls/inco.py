@@ -1,6 +1,6 @@
 """Controls of InCo: the same filter with meaningless anchors, or without mixing.
 
-polyfed run inco-stage 'imports=[scripts/inco_controls.py]' 'server_filter={name: inco-control, control: permuted}'
+polyfed run inco-stage 'imports=[polyfed.controls.inco]' 'server_filter={name: inco-control, control: permuted}'
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class AnchorControl(InCo):
 @register("inco-length-control")
 @dataclass(frozen=True)
 class LengthControl(InCo):
-    """InCo without mixing: every update keeps its direction and gets another norm. It shows what a longer step does."""
+    """InCo without mixing: updates keep their direction and get another norm. It shows what a longer step does."""
 
     # mixed: the norm that the update has after InCo; mean: the mean norm of both updates, as in normalisation alone
     length: Literal["mixed", "mean"] = "mixed"

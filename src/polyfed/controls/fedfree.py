@@ -1,7 +1,6 @@
-"""Controls for FedFree, which `results_fedfree.py` compares with the published method.
+"""Controls of FedFree: other choices of layers, a server that does not learn, and another moment of evaluation.
 
-They are methods of their own, not options, because only an experiment about FedFree needs them. A config loads them
-with `imports: [scripts/fedfree_controls.py]`.
+polyfed run quickstart 'imports=[polyfed.controls.fedfree]' method=fedfree-frozen-server
 """
 
 from __future__ import annotations
