@@ -18,6 +18,7 @@ OTHER = {
     "same_features": replace(PLAIN, name="1", features=7),
     "same_classes": replace(PLAIN, name="1", classes=5),
     "images": replace(PLAIN, name="1", input_shape=(7,)),
+    "numbers": replace(PLAIN, name="1", tokens=True),
 }
 
 
@@ -51,6 +52,15 @@ def test_pictures_are_needed_of_every_client() -> None:
     assert str(refusal.value) == (
         "FedThing needs samples that are pictures, but clients 0, 1 have samples of shape 30; use a method that does "
         "not decode pictures."
+    )
+
+
+def test_tokens_are_no_numbers() -> None:
+    with pytest.raises(InputError) as refusal:
+        check("FedThing", Needs(numbers=True), [PLAIN, replace(PLAIN, name="1", tokens=True)], list)
+    assert str(refusal.value) == (
+        "FedThing needs samples that are numbers (pictures, series or tables), but client 1 has samples that are "
+        "tokens of a text; use a method that does not decode samples."
     )
 
 

@@ -25,7 +25,8 @@ class Profile:
     spec: str = ""  # from which `build` creates this architecture
     buffers: frozenset[str] = frozenset()  # names of the model's buffers
     position: int = 0  # index among all clients
-    input_shape: tuple[int, ...] = (0, 0, 0)  # channels, height and width of its samples
+    input_shape: tuple[int, ...] = (0, 0, 0)  # of one sample; a picture has channels, height and width
+    tokens: bool = False  # whether samples are tokens of a text
 
     @property
     def statistics(self) -> Layout:

@@ -19,6 +19,7 @@ class Needs:
     same_classes: bool = True
     sub_models: bool = False
     images: bool = False  # every sample is a picture (channels, height, width)
+    numbers: bool = False  # samples are numbers (pictures, series or tables), not tokens of a text
 
     def names(self) -> list[str]:
         """Return descriptions of the requirements that are True."""
@@ -68,7 +69,14 @@ _PREDICATES = {
         lambda p: f"samples of shape {'x'.join(map(str, p.input_shape))}",
         "use a method that does not decode pictures",
     ),
+    "numbers": _Predicate(
+        "samples that are numbers (pictures, series or tables)",
+        lambda p: not p.tokens,
+        lambda p: "samples that are tokens of a text",
+        "use a method that does not decode samples",
+    ),
 }
+_OF_EACH_CLIENT = ("images", "numbers")  # requirements on each client, not on the equality of clients
 
 
 # sub-models are compared with the server model, not with each other: see `models.slicing`
@@ -85,9 +93,10 @@ def violated(needs: Needs, profiles: Sequence[Profile]) -> tuple[str, dict[Hasha
         groups: dict[Hashable, list[Profile]] = {}
         for profile in profiles:
             groups.setdefault(_PREDICATES[requirement.name].value(profile), []).append(profile)
-        if requirement.name == "images":
-            groups.pop(True, None)  # a requirement on each client, not on their equality
-        if len(groups) > (0 if requirement.name == "images" else 1):
+        of_each = requirement.name in _OF_EACH_CLIENT
+        if of_each:
+            groups.pop(True, None)
+        if len(groups) > (0 if of_each else 1):
             return requirement.name, groups
     return None
 

@@ -62,6 +62,8 @@ def _parse_profile(entries: Mapping[str, Any]) -> Profile:
     for number in ("features", "classes", "samples", "position"):
         if type(fields[number]) is not int or not 0 <= fields[number] <= MAX_NUMBER:
             raise TypeError(number)
+    if not isinstance(fields["tokens"], bool):
+        raise TypeError("tokens")
     profile = Profile(**fields)
     if not 0 < profile.size <= MAX_NUMBER or len(profile.model) > MAX_LENGTH or profile.features > MAX_FEATURES:
         raise ValueError("a model of absurd size")

@@ -62,6 +62,7 @@ class SiteFederation(AgreedFederation):
             frozenset(name for name, _ in model.named_buffers()),
             self.positions[self.name],
             self.shape,
+            self.dataset.kind == "tokens",
         )
 
     def make_client(self, name: str) -> Client:

@@ -98,6 +98,7 @@ class ServerFederation(FederationBase):
                 spec.text,
                 frozenset(name for name, _ in model.named_buffers()),
                 input_shape=self.shape,
+                tokens=spec.vocabulary is not None,
             )
         return self._architecture_profiles[spec]
 

@@ -182,6 +182,7 @@ def _read(folder: Path, entries: Mapping[str, Any]) -> TrainedClient:
         frozenset(buffer for buffer, _ in model.named_buffers()),
         int(entries["number"]),
         shape,
+        spec.vocabulary is not None,
     )
     none = Samples(torch.zeros(0, *shape), torch.zeros(0, dtype=torch.int64))
     client = Client(profile, model, none, none, TrainSettings(), state, build=new_model)

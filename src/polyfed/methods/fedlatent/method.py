@@ -16,16 +16,31 @@ from annotated_types import Ge, Le
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from polyfed.core import ClassTable, Client, Cohort, Method, Needs, Payload, Reply, Sends, Server, register, rng, step
+from polyfed.core import (
+    ClassTable,
+    Client,
+    Cohort,
+    Method,
+    Needs,
+    Payload,
+    Reply,
+    Sends,
+    Server,
+    Value,
+    register,
+    rng,
+    step,
+)
 from polyfed.core.averaging import WeightedMean
 from polyfed.core.class_tables import mean_over_clients
 from polyfed.core.client import copy_into, weights_of
 from polyfed.core.client_profile import Layout, Profile
 from polyfed.core.options import Degenerate
 from polyfed.core.row_training import Rows
-from polyfed.core.schema import FromMethod, TableField, TreeField
+from polyfed.core.schema import FromMethod, TableField, TensorField, TreeField
 from polyfed.methods.fedlatent.class_gaussians import describe_classes, pool_classes, row_width, sample_class
-from polyfed.methods.fedlatent.decoder import ConditionalDecoder, decoder_layout
+from polyfed.methods.fedlatent.decoder import decoder_layout, new_decoder
+from polyfed.methods.fedlatent.units import Units, channel_moments, channels, has_units, pooled_moments
 from polyfed.training import fit
 from polyfed.training.optimizers import Adam
 
@@ -34,6 +49,7 @@ DECODER = TreeField(layout=FromMethod("decoder_layout"))
 # The model is in evaluation mode when features are described, so a sample enters the row of its class alone.
 MEANS = TableField("features", counts=True, by_sample=True)
 STATISTICS = TableField(FromMethod("row_width"), counts=True, by_sample=True)
+CHANNELS = TensorField((2, channels), optional=True)  # of series and tables: mean and variance or standard deviation
 
 
 @register("fedlatent")
@@ -79,7 +95,7 @@ class FedLatent(Method):
         "The best global accuracy for clients with different models, at little cost in personal accuracy; "
         "needs pictures."
     )
-    needs = Needs(same_features=True, same_classes=True, images=True)
+    needs = Needs(same_features=True, same_classes=True, numbers=True)
     sends = Sends(
         up="each round mean feature per class with counts and a small decoder; once a Gaussian per class",
         down="the same over all clients",
@@ -98,20 +114,38 @@ class FedLatent(Method):
         server.state["decoder"] = weights_of(self.new_decoder(server.seed, server.roster[0]))
 
     def round(self, server: Server, cohort: Cohort) -> None:
+        if has_units(server.roster[0]) and "units" not in server.state:
+            self.agree_on_units(server, cohort)
         tables, decoders = [], WeightedMean(server.aggregation)
-        shared = {name: server.state[name] for name in ("means", "decoder")}
-        for _, reply in cohort.stream(self.train, shared=shared):
+        for _, reply in cohort.stream(self.train, shared=self.present(server, "means", "decoder", "units")):
             tables.append(reply.table("means"))
             decoders.add(reply.weights("decoder"), 1.0)
         means = mean_over_clients(tables, width=server.features, by_count=True, rule=server.aggregation)
         server.state["means"] = server.memory.table("means").updated(means)  # absent classes keep their row
         server.state["decoder"] = decoders.result(server.memory.weights("decoder"))
 
-    @step(down={"means": TableField("features"), "decoder": DECODER}, up={"means": MEANS, "decoder": DECODER})
+    def agree_on_units(self, server: Server, cohort: Cohort) -> None:
+        """Fix the units of series and tables for the whole run, from the clients of the first round."""
+        replies = cohort.call(self.measure)
+        reported = {name: reply.tensor("moments") for name, reply in replies.items() if "moments" in reply}
+        if reported:
+            samples = {name: server.profile(name).samples for name in reported}
+            server.state["units"] = pooled_moments(reported, samples)
+
+    @step(up={"moments": CHANNELS})
+    def measure(self, client: Client, msg: Payload) -> Reply:
+        """Return mean and variance of every channel; the mean of a few samples would be close to each of them."""
+        return {"moments": channel_moments(client)} if len(client.train) >= max(1, self.min_class_count) else {}
+
+    @step(
+        down={"means": TableField("features"), "decoder": DECODER, "units": CHANNELS},
+        up={"means": MEANS, "decoder": DECODER},
+    )
     def train(self, client: Client, msg: Payload) -> Reply:
         decoder = self.load_decoder(client.seed, client.profile, msg)
         optimizer = Adam(decoder.parameters(), lr=self.decoder_lr)
         means, known = msg.table("means").dense(client.classes)
+        units = Units(msg, client.profile)
         stream = client.stream("noise")
 
         def draw(batch: int) -> tuple[Tensor]:
@@ -120,7 +154,7 @@ class FedLatent(Method):
         def loss(x: Tensor, y: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             z = client.model.features(x)
             decoded = decoder(z + self.noise * noise, y)
-            error = F.mse_loss(decoded, x)
+            error = F.mse_loss(decoded, units.scaled(x))
             distance = ((z - means[y]).square().sum(1) * known[y]).mean() / (2 * x[0].numel())
             return F.cross_entropy(client.model.head(z), y), self.reconstruction * error, self.alignment * distance
 
@@ -138,10 +172,15 @@ class FedLatent(Method):
         tables = [reply.table("statistics") for reply in everyone.call(self.describe).values()]
         server.state["statistics"] = pool_classes(tables, server.features, self.rank)
         latents, labels = self.sample(server.memory, SHOWN, server.stream("shown"))
-        if len(labels):
+        if len(labels) and not has_units(server.roster[0]):
             decoder = self.load_decoder(server.seed, server.roster[0], server.memory)
             server.save_artifact("synthetic", images=decoder(latents, labels), labels=labels)
-        everyone.call(self.fine_tune, shared={name: server.state[name] for name in ("statistics", "decoder")})
+        everyone.call(self.fine_tune, shared=self.present(server, "statistics", "decoder", "units"))
+
+    @staticmethod
+    def present(server: Server, *names: str) -> dict[str, Value]:
+        """Return the entries of the server's state that exist: there are no units for pictures."""
+        return {name: server.state[name] for name in names if name in server.state}
 
     @step(up={"statistics": STATISTICS})
     def describe(self, client: Client, msg: Payload) -> Reply:
@@ -152,13 +191,14 @@ class FedLatent(Method):
             features = torch.cat([client.model.features(x) for x, _ in client.clean_pass()])
         return {"statistics": describe_classes(features, client.train.labels, self.rank, self.min_class_count)}
 
-    @step(down={"statistics": TableField(FromMethod("row_width")), "decoder": DECODER})
+    @step(down={"statistics": TableField(FromMethod("row_width")), "decoder": DECODER, "units": CHANNELS})
     def fine_tune(self, client: Client, msg: Payload) -> None:
         """Train the whole model on synthetic images of all described classes and on real images."""
         untuned = weights_of(client.model)
         if self.keep_untuned:
             client.state["untuned"] = untuned
         decoder = self.load_decoder(client.seed, client.profile, msg)
+        units = Units(msg, client.profile)
         stream, real = client.stream("fine-tune"), client.train
         latents, labels = self.sample(msg, self.samples_per_class, stream)
 
@@ -168,7 +208,7 @@ class FedLatent(Method):
 
         def loss(z: Tensor, y: Tensor, at: Tensor) -> Tensor:
             with torch.no_grad():
-                x = decoder(z, y)
+                x = units.restored(decoder(z, y))
             real_x, real_y = real.select(at)
             return F.cross_entropy(client.model(torch.cat([x, real_x])), torch.cat([y, real_y]))
 
@@ -188,15 +228,15 @@ class FedLatent(Method):
         drawn = [sample_class(row, features, count, self.noise, stream) for row in table.values]
         return torch.cat([table.values.new_zeros(0, features), *drawn]), table.classes.repeat_interleave(count)
 
-    def load_decoder(self, seed: int, profile: Profile, msg: Payload) -> ConditionalDecoder:
+    def load_decoder(self, seed: int, profile: Profile, msg: Payload) -> nn.Module:
         weights = msg.weights("decoder")
         decoder = self.new_decoder(seed, profile).to(next(iter(weights.values())).device)
         copy_into(decoder, weights)
         return decoder
 
-    def new_decoder(self, seed: int, profile: Profile) -> ConditionalDecoder:
+    def new_decoder(self, seed: int, profile: Profile) -> nn.Module:
         with rng.seeded(seed, "decoder"):
-            return ConditionalDecoder(profile.features, profile.input_shape, profile.classes)
+            return new_decoder(profile.features, profile.input_shape, profile.classes)
 
     def predict_untuned(self, client: Client, x: Tensor) -> Tensor:
         """Predict with the model from before fine-tuning; before the last round that is the current model."""
