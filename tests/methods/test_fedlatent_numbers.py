@@ -144,7 +144,8 @@ def test_clients_of_a_table_learn_classes_that_they_do_not_hold(tmp_path: Path) 
 
 
 def test_the_units_are_those_of_the_first_round(tmp_path: Path) -> None:
-    result = run(tmp_path / "run", table(tmp_path / "cache"), participation=0.5)
+    few = {"name": "fedlatent", "samples_per_class": 2}
+    result = run(tmp_path / "run", table(tmp_path / "cache"), participation=0.5, method=few, rounds=2)
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     assert {e["round"] for e in events if "moments" in e.get("fields", {})} == {1}
     assert result["failures"] == []

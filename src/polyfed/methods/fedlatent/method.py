@@ -1,4 +1,4 @@
-"""FedLatent: clients with different models share a small image decoder and class statistics of their features.
+"""FedLatent: clients with different models share a small decoder and class statistics of their features.
 
 polyfed's own method; no paper. It builds on FedVTC (Niu, Dong, Qin, 2025) and on CCVR (Luo et al., NeurIPS 2021).
 """
@@ -74,6 +74,10 @@ class FedLatent(Method):
     their covariance within and between clients instead of one learned deviation; the decoder receives the class and
     uses group normalisation, which leaves no running statistics to average; real images take part in fine-tuning.
 
+    Samples are pictures in [0, 1], time series (channels, steps) or rows of a table. Errors of series and tables are
+    measured in common units, for which clients of the first round send mean and variance of every channel once.
+    "Images" stands for samples of any of these kinds.
+
     Clients are measured with their models, after the last round with the fine-tuned ones. Results:
     docs/results/fedlatent.md.
     """
@@ -93,11 +97,12 @@ class FedLatent(Method):
 
     verdict = (
         "The best global accuracy for clients with different models, at little cost in personal accuracy; "
-        "needs pictures."
+        "for pictures, series and tables."
     )
     needs = Needs(same_features=True, same_classes=True, numbers=True)
     sends = Sends(
-        up="each round mean feature per class with counts and a small decoder; once a Gaussian per class",
+        up="each round mean feature per class with counts and a small decoder; once a Gaussian per class; "
+        "once mean and variance of every channel, if samples are series or tables",
         down="the same over all clients",
     )
     averaged = ("means", "decoder")
