@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyfed import api
-from polyfed.core import ClassTable, Client, rng
+from polyfed.core import ClassTable, Client, Value, rng
 from polyfed.core.client import weights_of
 from polyfed.core.client_profile import Profile, layout
 from polyfed.core.payload import Payload
@@ -96,10 +96,15 @@ def test_reconstruction_is_measured_in_units(shape: tuple[int, ...]) -> None:
     units = torch.stack([torch.full((shape[0],), 100.0), torch.full((shape[0],), 7.0)])
     method, ours, theirs = FedLatent(noise=0.0, decoder_lr=0.01, min_class_count=1), client(x), client(x)
     decoder = method.new_decoder(ours.seed, ours.profile)
-    message = {"means": ClassTable.empty(WIDTH).without_counts(), "decoder": weights_of(decoder), "units": units}
+    message: dict[str, Value] = {
+        "means": ClassTable.empty(WIDTH).without_counts(),
+        "decoder": weights_of(decoder),
+        "units": units,
+    }
     sent = Payload(method.train(ours, Payload(message))).weights("decoder")
     theirs.model.train()
-    F.mse_loss(decoder(theirs.model.features(x), theirs.train.labels), (x - 100) / 28).backward()
+    loss = F.mse_loss(decoder(theirs.model.features(x), theirs.train.labels), (x - 100) / 28)
+    loss.backward()  # type: ignore[no-untyped-call]
     for name, p in decoder.named_parameters():
         assert p.grad is not None
         certain = p.grad.abs() > 1e-4  # below, rounding decides the sign

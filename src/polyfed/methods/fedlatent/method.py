@@ -135,7 +135,7 @@ class FedLatent(Method):
         reported = {name: reply.tensor("moments") for name, reply in replies.items() if "moments" in reply}
         if reported:
             samples = {name: server.profile(name).samples for name in reported}
-            server.state["units"] = pooled_moments(reported, samples)
+            server.state["units"] = pooled_moments(reported, samples).to(server.device)
 
     @step(up={"moments": CHANNELS})
     def measure(self, client: Client, msg: Payload) -> Reply:
