@@ -104,7 +104,7 @@ def fork_pool_server(request: dict[str, Any]) -> Any:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         prepare(request, request["cwd"])
         os.environ[fork_server.WORKER] = "1"
-        fork_server.main(theirs.detach())
+        fork_server.main(theirs.detach(), os.getppid())
         os._exit(0)
     theirs.close()
     server = object.__new__(fork_server.ForkServer)

@@ -52,6 +52,7 @@ class DirectLink:
         self.sites = dict(sites)
         self.offline: set[str] = set()
         self.silent: set[str] = set()  # online, but without replies
+        self.lost_sites: set[str] = set()  # gone without a notice
         self.was_reset: list[str] = []
         self.modify: dict[str, Any] = {}
         self.sent: list[tuple[str, SiteMessage]] = []
@@ -76,6 +77,9 @@ class DirectLink:
                 reply = self.sites[name].handle(from_bytes(to_bytes(message)))
                 replies[message_id] = self.modify.get(name, lambda reply: reply)(reply)
         return replies
+
+    def lost(self) -> frozenset[str]:
+        return frozenset(self.lost_sites)
 
     def reset(self, name: str) -> None:
         self.was_reset.append(name)

@@ -8,6 +8,7 @@ from flwr.cli.build import build_fab_from_disk, build_fab_from_files
 from flwr.common.constant import (
     FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION,
     SYSTEM_TIME_TOLERANCE,
+    TIMESTAMP_HEADER,
     TIMESTAMP_TOLERANCE,
 )
 from flwr.common.serde import message_to_proto
@@ -19,7 +20,11 @@ from flwr.proto.message_pb2 import (
 )
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.proto.runtime_pb2 import PullAppMessagesResponse
-from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLWR_DISABLE_UPDATE_CHECK
+from flwr.supercore.constant import (
+    FLEET_HTTP_PUBLIC_KEY_HEADER,
+    FLEET_HTTP_SIGNATURE_HEADER,
+    FLWR_DISABLE_UPDATE_CHECK,
+)
 from flwr.supercore.exit.exit_code import ExitCode
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.object_ref import load_app
@@ -33,6 +38,7 @@ __all__ = [
     "ConfirmMessageReceivedResponse",
     "ExitCode",
     "FLEET_HTTP_PUBLIC_KEY_HEADER",
+    "FLEET_HTTP_SIGNATURE_HEADER",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION",
     "FLWR_DISABLE_UPDATE_CHECK",
     "Metadata",
@@ -43,6 +49,7 @@ __all__ = [
     "PullObjectRequest",
     "PullObjectResponse",
     "SYSTEM_TIME_TOLERANCE",
+    "TIMESTAMP_HEADER",
     "TIMESTAMP_TOLERANCE",
     "build_fab_from_disk",
     "build_fab_from_files",

@@ -113,6 +113,8 @@ def test_commands_exist() -> None:
 def test_values_are_those_of_flower() -> None:
     flower = importlib.import_module("tests.deploy.flower_names")
     assert flower_protocol.PUBLIC_KEY_HEADER.decode() == flower.FLEET_HTTP_PUBLIC_KEY_HEADER
+    assert flower_protocol.SIGNATURE_HEADER.decode() == flower.FLEET_HTTP_SIGNATURE_HEADER
+    assert flower_protocol.TIMESTAMP_HEADER.decode() == flower.TIMESTAMP_HEADER
     assert flower_protocol.CONTENT_TYPE.decode() == flower.PROTOBUF_MEDIA_TYPE
     assert flower_protocol.MAX_CLOCK_AHEAD == flower.SYSTEM_TIME_TOLERANCE
     # Flower tolerates its drift allowance on top of this

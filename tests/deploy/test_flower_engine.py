@@ -155,6 +155,16 @@ def test_a_silent_site_times_out(tmp_path: Path) -> None:
     assert [answer.failure and answer.failure.kind for answer in answers] == ["timeout", None]
 
 
+def test_the_round_goes_on_without_a_lost_site(tmp_path: Path) -> None:
+    link = rehearsal_sites(tmp_path)
+    collect_offers(link, parse(SETTING))
+    link.silent.add("ana")
+    link.lost_sites.add("ana")
+    answers = call_sites(link, TRAIN, [Task("ana", 0), Task("ben", 0)], timeout=1e6)
+    assert [answer.failure and answer.failure.kind for answer in answers] == ["unavailable", None]
+    assert answers[0].failure.message == "site ana was lost" and link.was_reset == ["ana"]
+
+
 def test_answers_are_in_the_order_of_the_tasks(tmp_path: Path) -> None:
     link = rehearsal_sites(tmp_path)
     collect_offers(link, parse(SETTING))

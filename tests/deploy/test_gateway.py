@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import datetime
 import socket
 import ssl
 import threading
@@ -14,11 +15,14 @@ from pathlib import Path
 
 import httpx
 import pytest
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.deploy.polyfed_processes import wait_until
 
 from polyfed.deploy import gateway as gateway_module
-from polyfed.deploy import keys
+from polyfed.deploy import keys, site_traffic
 from polyfed.deploy.certificates import CertificateFolder, create_authority
 from polyfed.deploy.flower_protocol import SITE_PATHS
 from polyfed.deploy.gateway import Gateway
@@ -79,6 +83,24 @@ def run_upstream(upstream: Upstream) -> Iterator[None]:
         server.server_close()
 
 
+def signed_headers(private: Path, seconds_ago: float = 0.0) -> dict[str, str]:
+    """Return the headers with which Flower authenticates a request of a site."""
+    key = serialization.load_ssh_private_key(private.read_bytes(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    time = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=seconds_ago)
+    signature = key.sign(time.isoformat().encode(), ec.ECDSA(hashes.SHA256()))
+    pem = keys.public_key_of(private).pem
+    return {
+        "flwr-public-key": base64.b64encode(pem).decode(),
+        "flwr-timestamp": time.isoformat(),
+        "flwr-signature": base64.b64encode(signature).decode(),
+    }
+
+
+def header_lines(headers: dict[str, str]) -> bytes:
+    return "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode()
+
+
 @dataclass
 class Setup:
     """A gateway with TLS, a registry with one site, and the gateway's notices."""
@@ -88,11 +110,12 @@ class Setup:
     registry: SiteRegistry
     certificates: CertificateFolder
     key: keys.PublicKey
+    private: Path
     notices: list[str]
 
     @property
     def headers(self) -> dict[str, str]:
-        return {"content-type": PROTOBUF, "flwr-public-key": base64.b64encode(self.key.pem).decode()}
+        return {"content-type": PROTOBUF, **signed_headers(self.private)}
 
     def url(self, path: str) -> str:
         return f"https://127.0.0.1:{self.gateway.port}{path}"
@@ -122,7 +145,8 @@ def open_gateway(folder: Path) -> Iterator[Setup]:
     with run_upstream(upstream):
         certificates = create_authority(folder, [])
         registry = SiteRegistry(folder)
-        key = keys.read_public_key(keys.create_site_key(folder, "north").public)
+        files = keys.create_site_key(folder, "north")
+        key = keys.read_public_key(files.public)
         registry.admit("north", key)
         gateway = Gateway(
             "127.0.0.1",
@@ -136,7 +160,7 @@ def open_gateway(folder: Path) -> Iterator[Setup]:
         )
         gateway.start()
         try:
-            yield Setup(gateway, upstream, registry, certificates, key, notices)
+            yield Setup(gateway, upstream, registry, certificates, key, files.private, notices)
         finally:
             gateway.stop()
 
@@ -150,12 +174,12 @@ def setup(tmp_path: Path) -> Iterator[Setup]:
 def test_requests_and_answers_are_forwarded_unchanged(setup: Setup) -> None:
     content = bytes(range(256)) * (20 << 12)  # 20 MiB
     setup.upstream.reply = content[::-1]
-    answer = setup.post("/v1/fleet/push-object", content, flwr_signature="abc")
+    signed = setup.headers
+    answer = setup.post("/v1/fleet/push-object", content, **signed)
     assert answer.status_code == 200 and answer.content == content[::-1]
     assert answer.headers["content-type"] == PROTOBUF
     assert setup.upstream.bodies == [content]
-    assert setup.upstream.headers[0]["flwr-signature"] == "abc"
-    assert setup.upstream.headers[0]["flwr-public-key"] == setup.headers["flwr-public-key"]
+    assert {name: setup.upstream.headers[0][name] for name in signed} == signed
     assert (setup.gateway.counts.from_sites, setup.gateway.counts.to_sites) == (len(content), len(content))
     assert setup.gateway.counts.requests == {"push-object": 1}
 
@@ -220,7 +244,7 @@ FORBIDDEN = [
 
 
 def test_forbidden_requests_are_not_forwarded(setup: Setup) -> None:
-    key = b"flwr-public-key: " + setup.headers["flwr-public-key"].encode() + b"\r\n\r\n"
+    key = header_lines(signed_headers(setup.private)) + b"\r\n"
     for line in FORBIDDEN:
         status = setup.raw(line + HEAD + key).split(b"\r\n", 1)[0]
         assert status in (b"HTTP/1.1 403 Forbidden", b"HTTP/1.1 400 Bad Request"), (line, status)
@@ -229,7 +253,7 @@ def test_forbidden_requests_are_not_forwarded(setup: Setup) -> None:
 
 
 def test_smuggled_requests_are_not_forwarded(setup: Setup) -> None:
-    key = b"flwr-public-key: " + setup.headers["flwr-public-key"].encode() + b"\r\n"
+    key = header_lines(signed_headers(setup.private))
     line = b"POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/protobuf\r\n" + key
     hidden = b"POST /v1/control/start-run HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 0\r\n\r\n"
     chunked = b"Content-Length: %d\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n0\r\n\r\n" % (
@@ -238,7 +262,7 @@ def test_smuggled_requests_are_not_forwarded(setup: Setup) -> None:
     twice = b"Content-Length: 0\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(hidden)
     only_chunked = b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n0\r\n\r\n"
     upgrade = b"Content-Length: 0\r\nUpgrade: websocket\r\nConnection: upgrade, close\r\n\r\n"
-    two_keys = b"Content-Length: 0\r\nConnection: close\r\n" + key + b"\r\n"
+    two_keys = b"Content-Length: 0\r\nConnection: close\r\n" + key.partition(b"\n")[0] + b"\n\r\n"
     for rest in (chunked + hidden, twice + hidden, only_chunked, upgrade, two_keys):
         status = setup.raw(line + rest).split(b"\r\n", 1)[0]
         assert status[9:12] in (b"400", b"403", b"411"), (rest, status)
@@ -284,20 +308,74 @@ def test_only_listed_paths_are_admitted(path: bytes) -> None:
     headers = [(b"content-type", PROTOBUF.encode()), (b"content-length", b"0")]
     scope: Scope = {"raw_path": path, "method": "POST", "query_string": b"", "headers": headers}
     rules = AdmissionRules(status_of_key=lambda key: ("admitted", "north"))
-    if path in SITE_PATHS:
+    reason = "is not signed" if path in SITE_PATHS else "is not open to the outside"
+    with pytest.raises(RefusedError, match=reason) as refused:
         rules.check(scope)
-    else:
-        with pytest.raises(RefusedError, match="is not open to the outside") as refused:
-            rules.check(scope)
-        assert str(refused.value).isprintable()
+    assert str(refused.value).isprintable()
 
 
 # keys
 
 
+UNSIGNED: list[dict[str, str]] = [
+    {"flwr-signature": ""},
+    {"flwr-signature": base64.b64encode(b"x" * 100).decode()},
+    {"flwr-signature": "%%%"},
+    {"flwr-timestamp": ""},
+    {"flwr-timestamp": "2030-01-01"},
+    {"flwr-timestamp": "2030-01-01T00:00:00+00:00"},
+]
+
+
+def test_unsigned_bodies_are_not_forwarded(setup: Setup, tmp_path: Path) -> None:
+    """A public key is no secret. Sixteen bodies of 60 MB without a signature must not reach the SuperLink."""
+    stranger = keys.create_site_key(tmp_path, "stranger").private
+    own_key = {"flwr-public-key": setup.headers["flwr-public-key"]}
+    wrong = [{**setup.headers, **changed} for changed in UNSIGNED]
+    wrong += [{**setup.headers, **signed_headers(stranger), **own_key}]  # signed with another key
+    wrong += [{**setup.headers, **signed_headers(setup.private, seconds)} for seconds in (-60, 400)]
+    wrong += [{"content-type": PROTOBUF, **own_key}] * 16
+    for headers in wrong:
+        head = b"POST /v1/fleet/push-object HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 60000000\r\n"
+        with setup.connect() as line:
+            line.sendall(head + header_lines(headers) + b"\r\n" + bytes(1 << 16))
+            assert line.recv(1 << 16).startswith(b"HTTP/1.1 401")
+    assert setup.upstream.paths == [] and setup.gateway.counts.from_sites == 0
+
+
+def test_bodies_in_flight_are_bounded_by_site(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body that does not fit beside the first one waits, and is refused if that takes too long."""
+    monkeypatch.setattr(site_traffic, "MAX_IN_FLIGHT", 100)
+    monkeypatch.setattr(site_traffic, "WAIT_SECONDS", 0.2)
+    head = b"POST /v1/fleet/push-object HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 60\r\n"
+    with setup.connect() as first:
+        first.sendall(head + header_lines(setup.headers) + b"\r\n" + b"x" * 30)
+        assert setup.upstream.first_piece.wait(20)
+        refused = setup.post("/v1/fleet/push-object", b"y" * 60)
+        assert refused.status_code == 503
+        assert refused.json()["detail"] == "site north has too many requests in flight; try again"
+        assert setup.post("/v1/fleet/push-object", b"z" * 40).status_code == 200
+        first.sendall(b"x" * 30)
+        assert first.recv(1 << 16).startswith(b"HTTP/1.1 200")
+    assert setup.post("/v1/fleet/push-object", b"y" * 200).status_code == 200  # alone, any allowed size fits
+    assert setup.upstream.bodies == [b"z" * 40, b"x" * 60, b"y" * 200]
+
+
+def test_silent_sites_are_noticed(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site_traffic, "SILENT_SECONDS", 0.5)
+    assert setup.post("/v1/fleet/activate-node").status_code == 200
+    assert setup.gateway.silent_sites() == frozenset()  # it has not asked for messages yet
+    assert setup.post("/v1/fleet/pull-messages").status_code == 200
+    wait_until(lambda: setup.gateway.silent_sites() == {"north"}, "the loss of the site")
+    assert setup.post("/v1/fleet/activate-node").status_code == 200
+    assert setup.gateway.silent_sites() == {"north"}
+    assert setup.post("/v1/fleet/pull-messages").status_code == 200
+    assert setup.gateway.silent_sites() == frozenset()
+
+
 def test_keys_that_are_not_admitted(setup: Setup, tmp_path: Path) -> None:
     stranger = keys.read_public_key(keys.create_site_key(tmp_path, "stranger").public)
-    other = base64.b64encode(stranger.pem).decode()
+    other = base64.b64encode(stranger.pem).decode()  # the signature is not looked at if the key is not admitted
     for wrong in (other, "", "%%%"):
         answer = setup.post("/v1/fleet/pull-messages", flwr_public_key=wrong)
         assert answer.status_code == 401 and "is not known to the coordinator" in answer.json()["detail"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.deploy.test_gateway import open_gateway
 
-from polyfed.deploy import gateway
+from polyfed.deploy import gateway, header_timeout
 
 REFUSED = b"GET /elsewhere HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
 
@@ -17,7 +17,7 @@ def test_connections_without_a_complete_header_are_closed(
     start: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Silent from the start, within a header, and within the header of a second request."""
-    monkeypatch.setattr(gateway, "HEADER_SECONDS", 0.3)
+    monkeypatch.setattr(header_timeout, "HEADER_SECONDS", 0.3)
     with open_gateway(tmp_path) as setup, setup.connect() as connection:
         if start.startswith(REFUSED):
             connection.sendall(REFUSED)
@@ -29,11 +29,13 @@ def test_connections_without_a_complete_header_are_closed(
     assert setup.upstream.paths == []
 
 
-def test_a_stalled_body_ends_the_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("arrived", [3, 2_000_000])
+def test_a_stalled_body_ends_the_request(arrived: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes that arrived before a body stalls give it no more time."""
     monkeypatch.setattr(gateway, "BODY_SECONDS", 0.3)
     with open_gateway(tmp_path) as setup, setup.connect() as connection:
-        headers = {**setup.headers, "host": "127.0.0.1", "content-length": "100"}
+        headers = {**setup.headers, "host": "127.0.0.1", "content-length": "3000000"}
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        connection.sendall(f"POST /v1/fleet/push-object HTTP/1.1\r\n{lines}\r\nabc".encode())
+        connection.sendall(f"POST /v1/fleet/push-object HTTP/1.1\r\n{lines}\r\n".encode() + bytes(arrived))
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 502")
     assert setup.upstream.bodies == []

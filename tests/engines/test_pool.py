@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -180,3 +182,33 @@ def test_a_failed_setup_is_reported(start: Any) -> None:
     pool = start(1, description={"broken": True})
     with pytest.raises(RunError, match="ValueError: no such thing"):
         ask(pool, {"c0": {}})
+
+
+FORKING = """
+import os, time
+from polyfed.engines.fork_server import ForkServer
+server = ForkServer()
+workers = [server.fork() for _ in range(2)]
+print(server._process.pid, *(pid for pid, _ in workers), flush=True)
+time.sleep(1000)
+"""
+
+
+def test_workers_end_with_a_killed_main_process() -> None:
+    """Neither the fork server nor its workers outlive `kill -9` of the main process."""
+    with subprocess.Popen([sys.executable, "-c", FORKING], stdout=subprocess.PIPE, text=True) as main:
+        assert main.stdout is not None
+        pids = [int(pid) for pid in main.stdout.readline().split()]
+        assert len(pids) == 3 and all(is_running(pid) for pid in pids)
+        main.kill()
+    deadline = time.monotonic() + 60
+    while any(is_running(pid) for pid in pids):
+        assert time.monotonic() < deadline, "processes of a killed run are still there"
+        time.sleep(0.05)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -154,7 +154,16 @@ class Coordinator:
         task = ServerAppTask(self.address, self._secret, self._internal_authority)
         with task.grid(run_id) as grid:
             name_of_key = self._name_of_key if self.secure else None
-            return run_over_sites(grid, config, folder, name_of_key, self._check_superlink, self.notify, observers)
+            return run_over_sites(
+                grid,
+                config,
+                folder,
+                name_of_key,
+                self._check_superlink,
+                self.notify,
+                observers,
+                self.gateway.silent_sites,
+            )
 
     def _name_of_key(self, key: bytes) -> str | None:
         status, name = self._registry.status(key)

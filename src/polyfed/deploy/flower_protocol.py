@@ -36,7 +36,8 @@ SITE_PATHS = frozenset(
     )
 )
 REGISTRATION_PATHS = frozenset({FLEET + b"register-node", FLEET + b"unregister-node"})
-PUBLIC_KEY_HEADER = b"flwr-public-key"
+# A request of a site has the time, signed with the site's key (ECDSA, SHA-256). The body is not signed.
+PUBLIC_KEY_HEADER, TIMESTAMP_HEADER, SIGNATURE_HEADER = b"flwr-public-key", b"flwr-timestamp", b"flwr-signature"
 CONTENT_TYPE = b"application/protobuf"
 
 # The method that a process without a token calls to take a task.

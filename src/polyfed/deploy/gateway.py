@@ -20,11 +20,11 @@ from typing import Any
 
 import httpx
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 import polyfed
 from polyfed.deploy.certificates import certificate_hosts
 from polyfed.deploy.flower_protocol import FLEET
+from polyfed.deploy.header_timeout import HeaderTimeoutProtocol
 from polyfed.deploy.request_filter import (
     STATUS_PATH,
     AdmissionRules,
@@ -33,6 +33,7 @@ from polyfed.deploy.request_filter import (
     StatusOfKey,
     refusal_message,
 )
+from polyfed.deploy.site_traffic import SiteTraffic
 from polyfed.errors import InputError, RunError
 
 HOP_BY_HOP = frozenset(
@@ -40,9 +41,8 @@ HOP_BY_HOP = frozenset(
     | {b"transfer-encoding", b"upgrade", b"host", b"proxy-connection"}
 )
 MAX_CONNECTIONS = 512
-HEADER_SECONDS = 15.0  # until the header of a request must have arrived, from the connection or its first byte
-BODY_SECONDS = 30.0  # that the body of a request may lag behind the minimum rate
-MIN_BYTES_PER_SECOND = 10_000.0
+BODY_SECONDS = 15.0  # in which the next BODY_BYTES of a body must arrive
+BODY_BYTES = 150_000
 SEND_SECONDS = 60.0  # in which a site must accept a piece of a response
 REPEAT_SECONDS = 60.0  # before the same notice is repeated
 
@@ -68,6 +68,7 @@ class ProxyApp:
     ) -> None:
         self.rules = rules
         self.counts = TrafficCounts()
+        self.traffic = SiteTraffic()
         self._notify = notify
         self._notified: dict[str, float] = {}  # times of notices
         verify = ssl.create_default_context(cafile=str(authority)) if authority is not None else False
@@ -89,14 +90,15 @@ class ProxyApp:
             if scope["raw_path"] == STATUS_PATH and scope["method"] == "GET" and self.rules.status_of_key is not None:
                 await self._send_status(scope, send)
                 return
-            self.rules.check(scope)
+            site = self.rules.check(scope)
+            size = int(dict(scope["headers"])[b"content-length"])
+            alive = scope["raw_path"] != FLEET + b"activate-node"  # which a site repeats until it succeeds
+            async with self.traffic.request(site, size, is_alive=alive and bool(site)):
+                await self._forward(scope, receive, send)
         except RefusedError as refusal:
             self.counts.refused += 1
             self._notice(f"refused a request from {_client_address(scope)}: {refusal}")
             await _respond(send, refusal.status, {"code": refusal.status, "detail": str(refusal)})
-            return
-        try:
-            await self._forward(scope, receive, send)
         except Exception as error:
             self._notice(f"a request could not be forwarded: {type(error).__name__}: {error}")
             raise
@@ -139,16 +141,23 @@ class ProxyApp:
             await _respond(send, 502, {"code": 502, "detail": "the coordinator is not ready; try again"})
 
     async def _body(self, receive: Receive) -> AsyncIterator[bytes]:
-        """Yield the body of a request as it arrives. Raise `TimeoutError` if it arrives too slowly."""
-        more, received, start = True, 0, time.monotonic()
+        """Yield the body of a request as it arrives. Raise `TimeoutError` if it arrives too slowly.
+
+        Only waiting for the site counts, not waiting for the SuperLink. What arrived before gives no credit: a body
+        that stalls after 60 MB ends as early as one that stalls at its start.
+        """
+        more, received, waited = True, 0, 0.0
         while more:
-            remaining = BODY_SECONDS + received / MIN_BYTES_PER_SECOND - (time.monotonic() - start)
-            event = await asyncio.wait_for(receive(), max(remaining, 0.0))
+            start = time.monotonic()
+            event = await asyncio.wait_for(receive(), max(BODY_SECONDS - waited, 0.0))
+            waited += time.monotonic() - start
             if event["type"] == "http.disconnect":
                 raise ConnectionError("the site disconnected")
             piece = event.get("body", b"")
             self.counts.from_sites += len(piece)
             received += len(piece)
+            if received >= BODY_BYTES:
+                received, waited = 0, 0.0
             more = event.get("more_body", False)
             if piece:
                 yield piece
@@ -172,45 +181,6 @@ async def _respond(send: Send, status: int, content: dict[str, Any]) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
-
-
-class _HeaderTimeoutProtocol(H11Protocol):
-    """HTTP protocol that closes connections without a request. Otherwise 512 silent ones would block the gateway.
-
-    The limit applies to the header of every request, not only of the first one on a connection.
-    """
-
-    _timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self._timer = self.loop.call_later(HEADER_SECONDS, self._close_if_idle)
-
-    def data_received(self, data: bytes) -> None:
-        before = self.cycle
-        super().data_received(data)
-        if self.cycle is not before:
-            self._stop_timer()
-        elif self._timer is None and self._idle():
-            self._timer = self.loop.call_later(HEADER_SECONDS, self._close_if_idle)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_timer()
-        super().connection_lost(exc)
-
-    def _idle(self) -> bool:
-        """Return whether no request is being answered."""
-        return self.cycle is None or self.cycle.response_complete
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _close_if_idle(self) -> None:
-        self._timer = None
-        if self._idle() and not self.transport.is_closing():
-            self.transport.close()
 
 
 class Gateway:
@@ -238,7 +208,7 @@ class Gateway:
         self._app = ProxyApp(rules, upstream, authority, notify)
         config = uvicorn.Config(
             self._app,
-            http=_HeaderTimeoutProtocol,  # based on h11, which passes paths on unchanged
+            http=HeaderTimeoutProtocol,  # based on h11, which passes paths on unchanged
             ws="none",
             lifespan="off",
             log_level="critical",  # `notify` reports what matters
@@ -258,6 +228,10 @@ class Gateway:
         self._thread = threading.Thread(
             target=self._server.run, kwargs={"sockets": [self._listener]}, name="gateway", daemon=True
         )
+
+    def silent_sites(self) -> frozenset[str]:
+        """Return the sites that no longer send requests. Without keys, sites are not known, and there are none."""
+        return self._app.traffic.silent()
 
     @property
     def counts(self) -> TrafficCounts:

@@ -12,7 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from polyfed.deploy.flower_protocol import CONTENT_TYPE, FLEET, PUBLIC_KEY_HEADER, REGISTRATION_PATHS, SITE_PATHS
+from polyfed.deploy.flower_protocol import (
+    CONTENT_TYPE,
+    FLEET,
+    PUBLIC_KEY_HEADER,
+    REGISTRATION_PATHS,
+    SIGNATURE_HEADER,
+    SITE_PATHS,
+    TIMESTAMP_HEADER,
+)
+from polyfed.deploy.request_signature import is_signed
 from polyfed.deploy.site_registry import SiteStatus
 
 STATUS_PATH = b"/v1/polyfed/standing"  # at which a site asks for the status of its key
@@ -42,8 +51,11 @@ class AdmissionRules:
     hosts: frozenset[str] | None = None
     max_body: int = MAX_BODY_BYTES
 
-    def check(self, scope: Scope) -> None:
-        """Raise `RefusedError` unless a request may be forwarded. Only its request line and headers are read."""
+    def check(self, scope: Scope) -> str:
+        """Return the name of the site that sent a request. Raise `RefusedError` unless it may be forwarded.
+
+        Only the request line and the headers are read. The name is empty if sites have no keys.
+        """
         path, headers = scope["raw_path"], dict(scope["headers"])
         if path not in SITE_PATHS and not (self.status_of_key is None and path in REGISTRATION_PATHS):
             raise RefusedError(403, f"{printable(path)} is not open to the outside; only the fleet interface is")
@@ -52,18 +64,22 @@ class AdmissionRules:
         self.check_host(headers)
         if b"upgrade" in headers or headers.get(b"content-type") != CONTENT_TYPE:
             raise RefusedError(403, f"{printable(path)} accepts only {CONTENT_TYPE.decode()}")
-        if len([name for name, _ in scope["headers"] if name == PUBLIC_KEY_HEADER]) > 1:
-            raise RefusedError(403, "the request has two public keys")
+        for single in (PUBLIC_KEY_HEADER, TIMESTAMP_HEADER, SIGNATURE_HEADER):
+            if len([name for name, _ in scope["headers"] if name == single]) > 1:
+                raise RefusedError(403, f"the request has the header {single.decode()} twice")
         length = headers.get(b"content-length", b"")
         if b"transfer-encoding" in headers or not length.isdigit():
             raise RefusedError(411, "the request does not state its length")
         if int(length) > self.max_body:
             raise RefusedError(413, f"a request of {int(length)} bytes is longer than the {self.max_body} allowed")
+        status, name = self.site_status(headers)
         if self.status_of_key is not None:
-            status, name = self.site_status(headers)
             if status != "admitted":
                 # A SuperNode that is starting prints the text of a 400; a running one stops at a 401.
                 raise RefusedError(400 if path == FLEET + b"activate-node" else 401, refusal_message(status, name))
+            if not is_signed(headers):
+                raise RefusedError(401, f"the request is not signed with the key of site '{name}'")
+        return name
 
     def check_host(self, headers: dict[bytes, bytes]) -> None:
         """Raise `RefusedError` if a request is for a host that is not in the coordinator's certificate."""

@@ -40,6 +40,7 @@ class GridLink:
     Every new node receives `handshake`. Its reply gives its name and its offer. `name_of_key` returns the name under
     which a key is registered, or is None if sites have no keys. `check_offer` raises `InputError` if a site of this
     name and offer cannot take part. `notify` receives the reasons of refusals. A reply may have up to `limit` bytes.
+    `silent_sites` returns registered sites that no longer send requests, although Flower may still list them.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class GridLink:
         check_offer: Callable[[str, dict[str, Any]], None],
         notify: Callable[[str], None],
         limit: int,
+        silent_sites: Callable[[], frozenset[str]] = frozenset,
     ) -> None:
         self._grid = grid
         self._downloader = grid.reply_downloader(limit) if isinstance(grid, RaisingGrid) else None
@@ -57,6 +59,7 @@ class GridLink:
         self._handshake = handshake
         self._name_of_key = name_of_key
         self._check_offer = check_offer
+        self._silent_sites = silent_sites
         self._nodes: dict[str, int] = {}  # of sites whose handshake is complete
         self._pending: dict[str, int] = {}  # nodes by the id of the handshake that they have not answered
         self._refused: dict[int, float] = {}  # nodes, with the time of the refusal
@@ -102,15 +105,22 @@ class GridLink:
                 replies.update((message_id, unwrap_reply(message)) for message in pulled)
         return replies
 
+    def lost(self) -> frozenset[str]:
+        return self._silent_sites()
+
     def reset(self, name: str) -> None:
         self._nodes.pop(name, None)
 
     # handshakes
 
     def _present_nodes(self) -> dict[int, bytes]:
-        """Return the public keys of all online nodes."""
+        """Return the public keys of all online nodes, without those whose sites are lost."""
         nodes = retry_while_busy(lambda: list(self._grid.get_nodes()))
-        return {node.node_id: bytes(node.public_key) for node in nodes}
+        present = {node.node_id: bytes(node.public_key) for node in nodes}
+        lost = self.lost()
+        if not lost or self._name_of_key is None:
+            return present
+        return {node: key for node, key in present.items() if self._name_of_key(key) not in lost}
 
     def _push(self, messages: list[Message]) -> list[str]:
         """Send messages once. Flower would refuse a repeated message that it already has."""

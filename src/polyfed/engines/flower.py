@@ -49,6 +49,10 @@ class SiteLink(Protocol):
         """Return the replies that have arrived, by the id of the message they answer. Do not wait for others."""
         ...
 
+    def lost(self) -> frozenset[str]:
+        """Return the sites that have gone without a notice, so that no reply of them can be expected."""
+        ...
+
     def reset(self, name: str) -> None:
         """Repeat the handshake with a site before the next call, because the site could not run its task."""
         ...
@@ -83,6 +87,10 @@ class FlowerEngine:
                     answers[sender] = answer = parse_reply(sender, reply, digests[sender])
                     if answer.failure is not None and answer.failure.kind == "unavailable":
                         self._link.reset(sender)
+                for message_id, sender in [(i, s) for i, s in pending.items() if s in self._link.lost()]:
+                    del pending[message_id]
+                    answers[sender] = Answer(sender, failure=Failure("unavailable", f"site {sender} was lost"))
+                    self._link.reset(sender)
                 if name not in answers and time.monotonic() >= deadline:
                     answers[name] = Answer(
                         name, failure=Failure("timeout", f"no answer within {self._timeout:g} seconds")

@@ -31,7 +31,7 @@ class ForkServer:
         with theirs:
             # in its own session: Ctrl-C in a terminal reaches the run only, which stops its workers itself
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "polyfed.engines.fork_server", str(theirs.fileno())],
+                [sys.executable, "-m", "polyfed.engines.fork_server", str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
                 stdin=subprocess.DEVNULL,
@@ -98,28 +98,35 @@ def close_spare() -> None:
 atexit.register(close_spare)
 
 
-def _die_with_parent() -> None:
-    """Ask Linux to kill this worker when its fork server dies, which in turn ends with the run."""
+def _die_with(parent: int) -> None:
+    """Ask Linux to kill this process when its parent dies: a worker with its fork server, which dies with the run.
+
+    The kernel watches the thread that started this process. A fork server whose thread has ended is gone too;
+    `acquire` then starts another one.
+    """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:  # the parent died before the request
+        os._exit(1)
 
 
-def main(descriptor: int) -> None:
+def main(descriptor: int, parent: int) -> None:
     """Run the fork server: import everything, then fork on request until the caller closes the connection."""
+    _die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     from polyfed.engines import worker  # imports torch and everything else that a worker needs
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps workers
-    control = socket.socket(fileno=descriptor)
+    control, server = socket.socket(fileno=descriptor), os.getpid()
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, 16, 1)
         if not message or not descriptors:
-            return
+            os._exit(0)  # at once: unloading torch would take seconds, and the workers end with this process
         pid = os.fork()
         if pid == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _die_with_parent()
+            _die_with(server)
             control.close()
             worker.serve(Connection(descriptors[0]))
             os._exit(0)
@@ -128,4 +135,4 @@ def main(descriptor: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[2]))
