@@ -15,16 +15,18 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_cache() -> Iterator[None]:
-    """Datasets are decoded into a folder that ends with the tests; commands started by tests inherit it."""
-    with tempfile.TemporaryDirectory() as folder:
-        before = os.environ.get("POLYFED_CACHE")
-        os.environ["POLYFED_CACHE"] = folder
+def own_folders() -> Iterator[None]:
+    """Decoded datasets and the user's key are in folders that end with the tests; started commands inherit them."""
+    names = ("POLYFED_CACHE", "POLYFED_CONFIG")
+    before = {name: os.environ.get(name) for name in names}
+    with tempfile.TemporaryDirectory() as cache, tempfile.TemporaryDirectory() as config:
+        os.environ.update(zip(names, (cache, config), strict=True))
         yield
-        if before is None:
-            del os.environ["POLYFED_CACHE"]
+    for name, value in before.items():
+        if value is None:
+            del os.environ[name]
         else:
-            os.environ["POLYFED_CACHE"] = before
+            os.environ[name] = value
 
 
 @pytest.fixture(autouse=True)

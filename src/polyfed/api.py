@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyfed.config import Config, code_digest, parse
+from polyfed.config.trust import ADOPT, REMEDY, require_trust
 from polyfed.errors import InputError
 from polyfed.federation.resumed_objects import check_data_exists, check_same_models, same_data
 from polyfed.federation.run_arguments import method_section, raw_config
@@ -175,13 +176,16 @@ def _check_code(folder: RunFolder, config: Config, code: Mapping[str, str], reme
         )
 
 
-def open_existing_run(path: Path) -> OpenedRun:
+def open_existing_run(path: Path, *, trust: bool = False, imports: bool = False) -> OpenedRun:
     """Open a run folder with the config that it records.
 
-    Raise `InputError` if it is not a run folder, or if the run has not finished and its code has changed.
+    Raise `InputError` if it is not a run folder, or if its code has changed or comes from elsewhere. A finished run
+    needs its code only if the caller `imports` it. With `trust`, the folder counts as the user's own from now on.
     """
     folder = RunFolder(path)
     config, result = read_config(folder), folder.result()
+    if trust or imports or result is None:
+        require_trust(config, path, trust=trust, remedy=ADOPT if imports else REMEDY)
     if result is not None:
         return OpenedRun(config, folder, True, result, {})
     code = code_digest.code_digests(config)
@@ -209,17 +213,19 @@ def resume(
     method: Any = None,
     observers: Sequence[Observer] = (),
     progress: bool | None = None,
+    trust: bool = False,
 ) -> Result:
     """Resume a run from its last checkpoint and return its result.
 
     Give `data`, `models` or `method` again, as you gave them to `run`, if polyfed asks for them: arrays that are no
-    longer in the cache, or classes that could not be saved as source code.
+    longer in the cache, or classes that could not be saved as source code. `trust` allows code of a folder that was
+    made elsewhere.
 
     Examples:
         >>> polyfed.resume("runs/digits") == polyfed.load("runs/digits")  # it has finished
         True
     """
-    opened = open_existing_run(Path(path))
+    opened = open_existing_run(Path(path), trust=trust)
     dataset = None
     if opened.result is None:
         if method is not None and method_section(method)["name"] != opened.config.method["name"]:

@@ -167,5 +167,5 @@ def load_run(path: Path) -> tuple[RunFolder, SimulatedFederation]:
     from polyfed import api
     from polyfed.federation import simulation
 
-    folder = RunFolder(path)
-    return folder, simulation.build_federation(api.read_config(folder))
+    opened = api.open_existing_run(path, imports=True)
+    return opened.folder, simulation.build_federation(opened.config)

@@ -53,16 +53,19 @@ def check(
 ) -> None:
     """Check an experiment without running it, and show data, clients, models, expected traffic and work.
 
-    It does not need the data: if a known dataset is not on this machine, its published sizes are used.
+    It does not need the data: if a known dataset is not on this machine, its published sizes are used. It imports the
+    modules that your config names, because they may define its method, but no code of other people's run folders.
 
     Example: polyfed check fedl2g/table1-cifar100 --tflops 30
     """
     from polyfed.config import load_config
     from polyfed.config.early_checks import check_names
+    from polyfed.config.trust import check_source_trusted
 
     if tflops is not None and not 0 < tflops < float("inf"):
         raise InputError(f"--tflops is {tflops}; expected a number above 0")
     parsed = load_config(config, overrides or [])
+    check_source_trusted(parsed, config, remedy="read this code, then copy the config to a file of your own")
     check_names(parsed)
     from polyfed.cli.expected_traffic import estimate_traffic  # imports torch
     from polyfed.cli.work_output import print_work

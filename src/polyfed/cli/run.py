@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polyfed.cli.arguments import CONFIG, FORCE, JSON, OVERRIDES, QUIET
+from polyfed.cli.arguments import CONFIG, FORCE, JSON, OVERRIDES, QUIET, TRUST
 from polyfed.cli.output import print_message, print_result, print_text
 from polyfed.errors import PolyfedError
 
@@ -24,6 +24,7 @@ def run(
     overrides: OVERRIDES = None,
     out: Annotated[Path | None, typer.Option(help="The run folder.", show_default="runs/NAME")] = None,
     force: FORCE = False,
+    trust: TRUST = False,
     json: JSON = False,
     quiet: QUIET = False,
 ) -> None:
@@ -35,14 +36,18 @@ def run(
     from polyfed import api
     from polyfed.config import load_config
     from polyfed.config.early_checks import check_names
+    from polyfed.config.trust import check_source_trusted
 
     parsed = load_config(config, overrides or [])
+    if not trust:
+        check_source_trusted(parsed, config)
     check_names(parsed)
     _run_and_print(api.open_run(parsed, out, force=force), json, quiet)
 
 
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The run folder.")],
+    trust: TRUST = False,
     json: JSON = False,
     quiet: QUIET = False,
 ) -> None:
@@ -52,7 +57,7 @@ def resume(
     """
     from polyfed import api
 
-    _run_and_print(api.open_existing_run(folder), json, quiet)
+    _run_and_print(api.open_existing_run(folder, trust=trust), json, quiet)
 
 
 def _run_and_print(opened: OpenedRun, json: bool, quiet: bool) -> None:

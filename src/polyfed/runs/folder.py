@@ -19,6 +19,7 @@ from polyfed.errors import InputError, RunError
 from polyfed.runs import lock_owner, safe_files
 from polyfed.runs.atomic_files import write_atomically
 from polyfed.runs.config_text import read_yaml
+from polyfed.runs.origin import write_origin
 from polyfed.runs.records import Result
 
 if TYPE_CHECKING:
@@ -154,6 +155,7 @@ class RunFolder:
         if weights:
             write_atomically(self.weights_file, weights)
         write_atomically(self.config_file, yaml.safe_dump(config, sort_keys=False).encode())
+        write_origin(self.path)
 
     def next_old_path(self) -> Path:
         """Return the path to which the folder is moved before its run is started again."""

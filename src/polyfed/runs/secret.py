@@ -15,9 +15,9 @@ from polyfed.runs.atomic_files import sync_folder
 FILE = "privacy.secret"
 
 
-def load_secret(folder: Path) -> str:
+def load_secret(folder: Path, name: str = FILE) -> str:
     """Return the 256-bit secret of a folder. A new secret is on disk, readable by its owner only, before use."""
-    path = folder / FILE
+    path = folder / name
     folder.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         _create(path)

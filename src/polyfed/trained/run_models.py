@@ -22,7 +22,7 @@ class RunModels:
     """The models of a finished run, in the state that its last evaluation measured."""
 
     def __init__(self, path: Path) -> None:
-        opened = api.open_existing_run(path)
+        opened = api.open_existing_run(path, imports=True)
         self.path, self.config, self._folder = path, opened.config, opened.folder
         if opened.result is None:
             raise InputError(f"the run {path} has not finished; resume it first: polyfed resume {path}")
