@@ -17,6 +17,7 @@ from polyfed.config import loading, parse
 from polyfed.core import ClassTable, Client, rng
 from polyfed.core.client import weights_of
 from polyfed.errors import InputError
+from polyfed.methods.fedvtc import synthetic_samples
 from polyfed.methods.fedvtc.fine_tuning import fine_tune
 from polyfed.methods.fedvtc.method import FedVTC
 from polyfed.methods.fedvtc.synthetic_samples import generate, recalibrate_decoder
@@ -177,3 +178,14 @@ def test_a_subset_of_synthetic_samples_has_the_same_images() -> None:
     images, labels = next(iter(samples.subset(indices).batches(8)))
     assert torch.equal(labels, samples.labels[indices])
     assert torch.allclose(images, samples.render(indices), atol=1e-6)
+
+
+def test_noise_is_kept_for_later_passes_unless_it_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    prototypes = ClassTable(torch.arange(4), torch.zeros(4, WIDTH))
+    samples = generate(nn.Identity(), prototypes, torch.ones(WIDTH), classes=4, per_class=3, generator=stream())
+    indices = torch.tensor([5, 2, 11])
+    first = samples.latents(indices)
+    assert len(samples.drawn) == 3 and torch.equal(samples.latents(indices.flip(0)), first.flip(0))
+    monkeypatch.setattr(synthetic_samples, "MAX_NOISE_BYTES", 12 * WIDTH * 4 - 1)
+    again = samples.subset(torch.arange(12))
+    assert torch.equal(again.latents(indices), first) and not again.drawn

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from polyfed.training.batchnorm import recalibrate
 from polyfed.training.samples import Samples
 
 CHUNK = 256  # images that are generated at a time
+MAX_NOISE_BYTES = 64 << 20  # eps of all samples is kept up to this size
 RECALIBRATION_SAMPLES, RECALIBRATION_BATCH = 1024, 128  # latents for BatchNorm statistics, and their batches
 
 
@@ -32,6 +33,7 @@ class SyntheticSamples(Samples):
     decoder: nn.Module
     prototypes: Tensor  # (classes, width)
     deviation: Tensor  # (classes, width)
+    drawn: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)  # eps by seed, for later passes
 
     def subset(self, indices: Tensor) -> SyntheticSamples:
         return replace(self, inputs=self.inputs[indices], labels=self.labels[indices.to(self.labels.device)])
@@ -54,11 +56,18 @@ class SyntheticSamples(Samples):
 
     def latents(self, indices: Tensor) -> Tensor:
         """Draw the latents of some samples."""
-        generator = torch.Generator()
         device = self.labels.device
-        width, labels = self.prototypes.shape[1], self.labels[indices.to(device, non_blocking=True)]
-        noise = [torch.randn(width, generator=generator.manual_seed(int(seed))) for seed in self.inputs[indices]]
-        return self.prototypes[labels] + self.deviation[labels] * torch.stack(noise).to(device, non_blocking=True)
+        labels, noise = self.labels[indices.to(device, non_blocking=True)], self._noise(self.inputs[indices].tolist())
+        return self.prototypes[labels] + self.deviation[labels] * noise.to(device, non_blocking=True)
+
+    def _noise(self, seeds: list[int]) -> Tensor:
+        """Return eps of some samples. It is drawn once, unless eps of all samples needs too much memory."""
+        generator, width = torch.Generator(), self.prototypes.shape[1]
+        drawn = self.drawn if 4 * width * len(self) <= MAX_NOISE_BYTES else {}
+        for seed in seeds:
+            if seed not in drawn:
+                drawn[seed] = torch.randn(width, generator=generator.manual_seed(seed))
+        return torch.stack([drawn[seed] for seed in seeds])
 
 
 def generate(
