@@ -26,6 +26,7 @@ SLOW: dict[str, tuple[str, ...]] = {
         "tests/cli/test_cli_startup.py",
         "tests/cli/test_cli_new_method.py",
         "tests/cli/test_cli_progress.py",
+        "tests/cli/test_cli_reproduce.py",
         "tests/docs/",
         "tests/test_core_install.py",
         "tests/test_same_bits.py",
@@ -35,6 +36,7 @@ SLOW: dict[str, tuple[str, ...]] = {
     "slow": (
         "tests/models/",
         "tests/report/",
+        "tests/papers/test_cpu_grids.py",
         "tests/engines/test_engines_agree.py",
         "tests/engines/test_concurrent_evaluation.py",
         "tests/engines/test_pool.py",

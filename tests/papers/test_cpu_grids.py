@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from polyfed import api
-from polyfed.config import Config
+from polyfed.config import Config, load_config
 from polyfed.core import rng
 from polyfed.data.catalogue import KNOWN
+from polyfed.federation.data_stand_in import federation_without_data
 from polyfed.federation.simulation import build_federation
 from polyfed.papers import Paper, cell_config, load_paper, paper_names
 from polyfed.papers.grid import Cell, cells_of
@@ -46,10 +47,13 @@ CUT_METHODS = {
 CUT_PARTITIONS = {"dirichlet": ["data.partition.alpha=10.0", "data.partition.min_size=4"]}
 
 
+paper_of = cache(load_paper)
+
+
 @cache
 def cut(name: str, cell: Cell) -> Config:
     """Return the config of a cell, cut to a run of less than a second."""
-    paper = load_paper(name)
+    paper = paper_of(name)
     full = cell_config(paper, "cpu", cell)
     method, scheme = str(full.method["name"]), str(full.data.partition["scheme"])
     smaller = [option for start, options in CUT_METHODS.items() if method.startswith(start) for option in options]
@@ -64,7 +68,7 @@ def runs() -> dict[str, tuple[str, Cell]]:
     """Return the runs: the paper's method and local training in every setting that is still different when cut."""
     chosen: dict[str, tuple[str, Cell]] = {}
     for name in paper_names():
-        paper = load_paper(name)
+        paper = paper_of(name)
         for cell in all_cells(paper):
             if cell[1] in (paper.method, "local"):
                 chosen.setdefault(cut(name, cell).hash(), (name, cell))
@@ -96,16 +100,25 @@ def test_two_rounds_of_every_setting(name: str, cell: Cell, files: Path, tmp_pat
     config = cut(name, cell)
     result = api.run_config(with_files(config, files), out=tmp_path / "run")
     assert (result["rounds"], result["clients"], result["failures"]) == (2, CLIENTS, [])
-    paper = load_paper(name)
+    paper = paper_of(name)
     for table in paper.tables.values():  # what the tables show of this setting was measured
         if cell[0] in table.settings and table.measure.of != "traffic":
             assert result["accuracy"][table.measure.of] is not None
 
 
+def test_the_presets_of_all_settings_pass_the_check() -> None:
+    # test_published_presets.py checks those of published size
+    settings = [setting.cpu for name in paper_names() for setting in paper_of(name).settings.values()]
+    for preset in {scaled.preset for scaled in settings if scaled is not None}:
+        federation = federation_without_data(load_config(preset))
+        federation.check(federation.profiles())
+
+
 @pytest.mark.parametrize("name", paper_names())
 def test_all_other_rows_pass_the_check(name: str, files: Path) -> None:
-    others = {cell[1]: cut(name, cell) for cell in reversed(all_cells(load_paper(name)))}  # each in its first setting
-    for config in others.values():
+    first_settings = {row: (setting, row) for setting, row in reversed(all_cells(paper_of(name)))}
+    for cell in first_settings.values():
+        config = cut(name, cell)
         if config.hash() not in RUNS:
             federation = build_federation(with_files(config, files))
             federation.check(federation.profiles())

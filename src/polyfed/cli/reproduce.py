@@ -14,6 +14,7 @@ from polyfed.errors import InputError, nearest
 if TYPE_CHECKING:
     from polyfed.papers import GridRun, Paper, Scale
 
+MANY_SETTINGS = 20  # checking more takes so long that a message says so
 TFLOPS = 30.0  # assumed for published settings if neither --tflops nor a measurement of this machine is there
 
 
@@ -153,6 +154,9 @@ def estimate(grid: list[GridRun], scale: Scale, tflops: float | None) -> str:
     from polyfed.federation.data_stand_in import federation_without_data
     from polyfed.federation.workload import USUAL_OPERATIONS_PER_SECOND, Workload, estimate_workload
 
+    settings = len({one.cells for one in grid})
+    if settings > MANY_SETTINGS:
+        print_message(f"checking {settings} settings, which takes about a second each")
     works: dict[tuple[tuple[str, str], ...], Workload] = {}
     for one in grid:
         if one.cells not in works:
@@ -163,7 +167,7 @@ def estimate(grid: list[GridRun], scale: Scale, tflops: float | None) -> str:
             except InputError as error:
                 raise InputError(f"{one.run.name}: {error}") from None
             works[one.cells] = estimate_workload(federation, profiles)
-    passed = f"{len(grid)} runs of {len(works)} settings pass the check"
+    passed = f"{len(grid)} runs of {len(works)} setting{'' if len(works) == 1 else 's'} pass the check"
     record = read_record() if tflops is None else None
     if record is None and tflops is None and scale == "cpu":
         return f"{passed}; run `polyfed bench device`, or give --tflops, to estimate the hours"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,9 @@ from polyfed.config.early_checks import check_names
 from polyfed.config.loading import apply_overrides
 from polyfed.config.run_names import run_names
 from polyfed.errors import InputError
-from polyfed.runs.folder import RunFolder
+from polyfed.runs.folder import OLD, RunFolder
+
+Identity = Callable[[Config], str]  # a digest of a config that is equal for configs of the same run
 
 
 @dataclass(frozen=True)
@@ -52,28 +54,35 @@ def plan_sweep(raw: Mapping[str, Any], axes: Sequence[str], seeds: Sequence[int]
     names = iter(run_names([str(config.method["name"]) for config in configs], grid, seeds))
     existing = existing_runs(out)
     runs = [
-        _planned(config.model_copy(update={"seed": seed}), next(names), out, existing)
+        plan_run(config.model_copy(update={"seed": seed}), next(names), out, existing)
         for config in configs
         for seed in seeds
     ]
     return list({run.folder: run for run in runs}.values())  # values such as 1 and 1.0 are one run
 
 
-def _planned(config: Config, name: str, out: Path, existing: Mapping[str, Path]) -> SweepRun:
+def plan_run(
+    config: Config, name: str, out: Path, existing: Mapping[str, Path], identity: Identity = Config.hash
+) -> SweepRun:
     """Return a run with its folder: the one that it has from an earlier sweep, or a new one that is not taken."""
-    folder = existing.get(config.hash())
+    folder = existing.get(identity(config))
     if folder is None:
-        folder = out / (f"{name}-{config.hash()[:6]}" if (out / name).exists() else name)
+        folder = out / (f"{name}-{identity(config)[:6]}" if (out / name).exists() else name)
     return SweepRun(folder.name, config.model_copy(update={"name": folder.name}), folder)
 
 
-def existing_runs(out: Path) -> dict[str, Path]:
-    """Return the run folders in a folder by the hash of their config. Damaged ones are left out."""
+def existing_runs(out: Path, identity: Identity = Config.hash) -> dict[str, Path]:
+    """Return the run folders in a folder by the identity of their config, the finished one if there are several.
+
+    Damaged folders, and those that `--force` moved away, are left out.
+    """
     runs: dict[str, Path] = {}
     for path in sorted(out.iterdir()) if out.is_dir() else ():
-        if (path / "config.yaml").is_file():
+        if (path / "config.yaml").is_file() and OLD not in path.name:
             with contextlib.suppress(InputError):
-                runs[parse(RunFolder(path).config(), str(path)).hash()] = path
+                key = identity(parse(RunFolder(path).config(), str(path)))
+                if key not in runs or (path / "result.json").is_file():
+                    runs[key] = path
     return runs
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from polyfed.comparison import Run
 from polyfed.config import Config, parse
 from polyfed.config.early_checks import check_names
 from polyfed.config.loading import apply_overrides, apply_settings, changed_settings, override_text, read_source
-from polyfed.config.sweep import SweepRun
+from polyfed.config.sweep import SweepRun, existing_runs, plan_run
 from polyfed.errors import InputError
 from polyfed.papers.paper_file import Paper, Scale
 from polyfed.runs.folder import RunFolder
@@ -93,23 +92,15 @@ def plan_grid(
         check_names(config)
         cells.setdefault(identity(config), []).append(cell)
         configs.setdefault(identity(config), config)
-    existing = existing_runs(out)
+    existing = existing_runs(out, identity)
     runs = []
     for seed in seeds:
         for key, members in cells.items():
             config = configs[key].model_copy(update={"seed": seed})
             named = next((cell for cell in members if paper.rows[cell[1]].moment is None), members[0])
-            runs.append(GridRun(_planned(config, "-".join(named), out, existing), tuple(members)))
+            run = plan_run(config, f"{'-'.join(named)}-s{seed}", out, existing, identity)
+            runs.append(GridRun(_with_recorded_root(run), tuple(members)))
     return runs
-
-
-def _planned(config: Config, name: str, out: Path, existing: Mapping[str, Path]) -> SweepRun:
-    folder = existing.get(identity(config))
-    if folder is None:
-        folder = out / f"{name}-s{config.seed}"
-        if folder.exists():
-            folder = out / f"{name}-s{config.seed}-{identity(config)[:6]}"
-    return SweepRun(folder.name, config.model_copy(update={"name": folder.name}), folder)
 
 
 def identity(config: Config) -> str:
@@ -117,20 +108,16 @@ def identity(config: Config) -> str:
     return _with_root(config, None).hash()
 
 
+def _with_recorded_root(run: SweepRun) -> SweepRun:
+    """Return a run with the dataset folder that its run folder records, with which it can be resumed."""
+    folder = RunFolder(run.folder)
+    if not folder.exists():
+        return run
+    return replace(run, config=_with_root(run.config, folder.config().get("data", {}).get("root")))
+
+
 def _with_root(config: Config, root: str | None) -> Config:
     return config.model_copy(update={"data": config.data.model_copy(update={"root": root})})
-
-
-def existing_runs(out: Path) -> dict[str, Path]:
-    """Return the run folders in a folder by the identity of their config, finished ones before others."""
-    found: dict[str, Path] = {}
-    for path in sorted(out.iterdir()) if out.is_dir() else ():
-        if (path / "config.yaml").is_file():
-            with contextlib.suppress(InputError):  # a damaged folder
-                key = identity(parse(RunFolder(path).config(), str(path)))
-                if key not in found or not (found[key] / "result.json").is_file():
-                    found[key] = path
-    return found
 
 
 def find_runs(grid: Sequence[GridRun]) -> dict[Cell, list[Run]]:

@@ -52,10 +52,11 @@ def parse_paper(raw: Mapping[str, Any], where: str) -> Paper:
 def _check_names(paper: Paper) -> None:
     """Raise `InputError` if an entry names a preset, setting, row or table that does not exist."""
     _known("method", [paper.method], paper.rows, "row")
+    presets = set(preset_names())
     for name, setting in paper.settings.items():
         for scale in SCALES:
             scaled = setting.at(scale)
-            if scaled is not None and scaled.preset not in preset_names():
+            if scaled is not None and scaled.preset not in presets:
                 where = f"settings.{name}.{scale}.preset"
                 raise InputError(f"{where} is '{scaled.preset}'; {preset_hint(scaled.preset)}")
     for name, row in paper.rows.items():
