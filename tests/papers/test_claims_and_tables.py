@@ -15,7 +15,7 @@ from polyfed.papers.loading import parse_paper
 from polyfed.papers.measures import read_value
 from polyfed.papers.page import page_text
 from polyfed.papers.paper_file import PaperMeasure
-from polyfed.papers.text import results_json, results_text
+from polyfed.papers.text import plain_table, published_text, results_json, results_text
 from polyfed.runs.records import Result
 
 PAPER = parse_paper(SMALL, "toy")
@@ -147,12 +147,34 @@ def test_the_table_has_the_published_number_and_the_gain_with_its_interval() -> 
     gains = lines.index("|  | MNIST |", start + 1)
     assert lines[gains + 3] == r"| FedVTC | +13.0 \[+10.5, +15.5\] |"
     assert r"| 1 | MNIST | FedVTC | before | +0 | +3.0 \[+0.5, +5.5\] | shown |" in lines
+    raw = with_entry("claims/0/than", ["before", "few"])
+    with_missing = results_text(
+        PAPER, "cpu", tables, evaluate_claims(parse_paper(raw, "toy"), "cpu", ["table1"], found), markdown=True
+    )
+    assert "Comparisons without runs are left out: 1." in with_missing and "| FedVTC | few |" not in with_missing
     plain = results_text(PAPER, "cpu", tables, claims, markdown=False)
-    assert "FedVTC          63.0 ± 1.0, 3 of 4 seeds (88.7)" in plain
+    assert "FedVTC          63.0 ± 1.0, 3 of 4 seeds (88.7)\n" in plain
     content = results_json(PAPER, "cpu", tables, claims)
     (cell,) = [one for one in content["tables"]["table1"] if one["row"] == "fedvtc"]
     assert (cell["published"], cell["missing_seeds"], sorted(cell["values"])) == (88.7, [3], ["0", "1", "2"])
     assert content["claims"][0]["verdict"] == "shown"
+
+
+def test_long_cells_of_plain_tables_take_several_lines() -> None:
+    lines = [["", "a heading with more than 24 letters"], ["row", "word " * 12], ["other", ""]]
+    assert plain_table(lines).splitlines() == [
+        "       a heading with more than",
+        "       24 letters",
+        "-----  -------------------------------------------------",
+        f"row    {('word ' * 10).strip()}",
+        "       word word",
+        "other",
+    ]
+
+
+@pytest.mark.parametrize(("value", "text"), [(41.0, "41.0"), (88.7, "88.7"), (33.65, "33.65"), (807.46, "807.46")])
+def test_published_numbers_keep_their_decimals(value: float, text: str) -> None:
+    assert published_text(value) == text
 
 
 def test_the_page_has_notes_first_and_says_what_is_missing() -> None:

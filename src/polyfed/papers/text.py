@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -14,6 +15,7 @@ from polyfed.papers.paper_file import Paper, Scale
 from polyfed.papers.results import CellResult, TableResult
 
 FORMATS = ("table", "md", "json")
+HEADING_WIDTH, CELL_WIDTH = 24, 50  # of columns in plain text
 Lines = list[list[str]]  # of cells; the first line is the heading
 
 
@@ -66,12 +68,17 @@ def gain_lines(paper: Paper, scale: Scale, result: TableResult) -> Lines:
 def _value(cell: CellResult | None, digits: int) -> str:
     if cell is None:
         return ""
-    published = "" if cell.published is None else f" ({cell.published:g})"
+    published = "" if cell.published is None else f" ({published_text(cell.published)})"
     if cell.mean is None:
         return f"not run{published}"
     spread = "" if cell.std is None else f" ± {cell.std:.{digits}f}"
     seeds = f", {len(cell.values)} of {len(cell.values) + len(cell.missing)} seeds" if cell.missing else ""
     return f"{cell.mean:.{digits}f}{spread}{seeds}{published}"
+
+
+def published_text(value: float) -> str:
+    """Format a published number with one decimal, or two if it has them."""
+    return f"{value:.2f}".removesuffix("0")
 
 
 def difference_text(gap: Difference | None, digits: int = 1) -> str:
@@ -95,11 +102,12 @@ def claims_text(claims: Sequence[ClaimResult], *, markdown: bool) -> str:
 
 def comparisons_text(paper: Paper, scale: Scale, claims: Sequence[ClaimResult], *, markdown: bool) -> str:
     """Return every comparison of the claims with its interval."""
-    words = (
-        "Paired differences over seeds, in the unit of the table. Positive differences are in favour of the claim."
-    )
+    words = ["Paired differences over seeds, in the unit of the table. Positive ones are in favour of the claim."]
+    if missing := sum(result.count("not run") for result in claims):
+        words.append(f"Comparisons without runs are left out: {missing}.")
     lines = comparison_lines(paper, scale, claims)
-    return "\n\n".join([_heading("Comparisons of the claims", markdown), words, _grid(lines, markdown)])
+    table = [_grid(lines, markdown)] if len(lines) > 1 else []
+    return "\n\n".join([_heading("Comparisons of the claims", markdown), " ".join(words), *table])
 
 
 def claim_lines(claims: Sequence[ClaimResult]) -> Lines:
@@ -118,11 +126,11 @@ def claim_lines(claims: Sequence[ClaimResult]) -> Lines:
 
 
 def comparison_lines(paper: Paper, scale: Scale, claims: Sequence[ClaimResult]) -> Lines:
-    """Return one line per comparison."""
+    """Return one line per comparison that was run."""
     lines = [["claim", "setting", "row", "compared with", "margin", "difference", "verdict"]]
     for number, result in enumerate(claims, 1):
         better = paper.rows[result.claim.better].title
-        for one in result.comparisons:
+        for one in (one for one in result.comparisons if one.difference is not None):
             setting, than = paper.setting_title(one.setting, scale), paper.rows[one.than].title
             gap = difference_text(one.difference)
             lines.append([str(number), setting, better, than, f"{result.claim.by:+g}", gap, one.verdict])
@@ -180,10 +188,22 @@ def markdown_table(lines: Lines) -> str:
 
 
 def plain_table(lines: Lines) -> str:
-    """Return aligned columns; the first line is the heading."""
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    rule = ["-" * width for width in widths]
-    shown = [lines[0], rule, *lines[1:]]
-    return "\n".join(
-        "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in shown
-    )
+    """Return aligned columns, with long cells on several lines; the first line is the heading."""
+    head, *rows = lines
+    wrapped = [
+        [_wrap(cell, HEADING_WIDTH) for cell in head],
+        *([_wrap(cell, CELL_WIDTH) for cell in row] for row in rows),
+    ]
+    widths = [max(len(part) for line in wrapped for part in line[i]) for i in range(len(head))]
+    shown: list[str] = []
+    for number, line in enumerate(wrapped):
+        for part in range(max(len(cell) for cell in line)):
+            cells = [cell[part] if part < len(cell) else "" for cell in line]
+            shown.append("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
+        if number == 0:
+            shown.append("  ".join("-" * width for width in widths))
+    return "\n".join(shown)
+
+
+def _wrap(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width) or [""]
