@@ -12,6 +12,7 @@ from polyfed import api
 from polyfed.config import Config, load_config
 from polyfed.core import rng
 from polyfed.data.catalogue import KNOWN
+from polyfed.data.sensor_files import CHANNELS
 from polyfed.federation.data_stand_in import federation_without_data
 from polyfed.federation.simulation import build_federation
 from polyfed.papers import Paper, cell_config, load_paper, paper_names
@@ -44,6 +45,7 @@ CUT_METHODS = {
     "fedlatent": ["method.samples_per_class=1", "method.min_class_count=1"],
     "fedl2g": ["method.quiz=2", "method.warmup=1"],
 }
+BUNDLED = {"breast_cancer", "digits", "wine"}  # with scikit-learn
 CUT_PARTITIONS = {"dirichlet": ["data.partition.alpha=10.0", "data.partition.min_size=4"]}
 
 
@@ -80,15 +82,29 @@ RUNS = runs()
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a few random images of every dataset, in files as users bring them."""
+    """A folder with a few random samples of every dataset, in files as users bring them."""
     root = tmp_path_factory.mktemp("data")
     stream = rng.numpy_generator(0, "small data")
-    for name in {cut(*run).data.dataset for run in RUNS.values()} - {"digits"}:
+    for name in {cut(*run).data.dataset for run in RUNS.values()} - BUNDLED:
         (root / name).mkdir()
+        if name == "uci_har":
+            write_series(root / name, stream)
+            continue
         for split, count in (("train", SAMPLES), ("test", TESTS)):
             images = stream.integers(0, 256, (count, *(KNOWN[name].shape or ())), dtype=np.uint8)
             np.savez(root / name / f"{split}.npz", x=images, y=np.arange(count) % 10)
     return root
+
+
+def write_series(folder: Path, stream: np.random.Generator) -> None:
+    """Write files of UCI HAR with one person per client."""
+    for split, count in (("train", SAMPLES), ("test", TESTS)):
+        signals = folder / split / "Inertial Signals"
+        signals.mkdir(parents=True)
+        for channel in CHANNELS:
+            np.savetxt(signals / f"{channel}_{split}.txt", stream.normal(size=(count, 128)), fmt="%.2f")
+        np.savetxt(folder / split / f"y_{split}.txt", np.arange(count) % 6 + 1, fmt="%d")
+        np.savetxt(folder / split / f"subject_{split}.txt", np.arange(count) % CLIENTS, fmt="%d")
 
 
 def with_files(config: Config, files: Path) -> Config:
