@@ -50,3 +50,11 @@ def test_a_stand_in_has_the_published_size_and_little_memory() -> None:
 
 def test_data_that_is_here_is_not_replaced() -> None:
     assert federation_without_data(parse({"method": "local"})).dataset.source != SOURCE
+
+
+def test_a_stand_in_has_the_column_of_the_partition() -> None:
+    partition = {"scheme": "column", "column": "subject"}
+    config = parse({"method": "local", "data": {"dataset": "uci_har", "partition": partition}, "clients": 21})
+    federation = federation_without_data(config)
+    assert federation.dataset.source == SOURCE
+    assert sum(federation.num_samples(k) for k in range(21)) > 5000  # 7,352 training samples without local tests
