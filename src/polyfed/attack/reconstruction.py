@@ -15,7 +15,7 @@ from polyfed.attack.attacker import Decoder, Protect, train
 from polyfed.attack.image_similarity import psnr, ssim
 from polyfed.core import rng
 from polyfed.core.client import Client
-from polyfed.errors import InputError, nearest
+from polyfed.errors import InputError
 from polyfed.guards.clipping import clip_rows
 from polyfed.guards.protections import Protection
 from polyfed.guards.sensitivity import measured_sensitivity
@@ -51,10 +51,7 @@ class AttackResult:
 def attack(path: Path, client: str | None = None, field: str | None = None, steps: int = STEPS) -> AttackResult:
     """Attack a client of a finished run; by default, the first client whose uploads were recorded."""
     folder, federation = targets.load_run(path)
-    recorded = sorted(federation.recorded_clients, key=lambda name: federation.positions[name])
-    name = client if client is not None else (recorded[0] if recorded else federation.names[0])
-    if name not in federation.positions:
-        raise InputError(f"there is no client called '{name}' in {path}; {nearest(name, federation.names)}")
+    name = targets.choose_client(federation, client, path)
     if federation.global_test is None:
         raise InputError(
             f"the attacker trains on the test set of the dataset, and {federation.config.data.dataset} has none"

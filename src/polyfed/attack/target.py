@@ -84,7 +84,7 @@ def _width(value: Value) -> int | None:
 
 
 def _target(folder: RunFolder, client: Client, field: str, number: int, reply: Payload) -> Target:
-    model = _load_model(folder, client, reply)
+    model = load_model(folder, client, reply)
     value = reply[field]
     images = model_inputs(client.train.inputs)
     if isinstance(value, ClassTable):
@@ -104,7 +104,7 @@ def _target(folder: RunFolder, client: Client, field: str, number: int, reply: P
     return Target(field, number, model, rows, clean_rows, images, client.train.labels, (1,))
 
 
-def _load_model(folder: RunFolder, client: Client, reply: Payload) -> str:
+def load_model(folder: RunFolder, client: Client, reply: Payload) -> str:
     """Load the model that the attacker has: the uploaded one if it was sent unprotected, else the final one."""
     keys = client.model.state_dict().keys()
     for name, value in reply.items():
@@ -169,3 +169,12 @@ def load_run(path: Path) -> tuple[RunFolder, SimulatedFederation]:
 
     opened = api.open_existing_run(path, imports=True)
     return opened.folder, simulation.build_federation(opened.config)
+
+
+def choose_client(federation: SimulatedFederation, client: str | None, path: Path) -> str:
+    """Return the name of the client to attack; by default, the first client whose uploads were recorded."""
+    recorded = sorted(federation.recorded_clients, key=lambda name: federation.positions[name])
+    name = client if client is not None else (recorded[0] if recorded else federation.names[0])
+    if name not in federation.positions:
+        raise InputError(f"there is no client called '{name}' in {path}; {nearest(name, federation.names)}")
+    return name

@@ -28,9 +28,14 @@ def attack(
             "--out", "-o", metavar="FILE", help="Image file to write.", show_default="DIR/attack-CLIENT-FIELD.png"
         ),
     ] = None,
+    membership: Annotated[
+        bool,
+        typer.Option("--membership", help="Tell training samples from held-out ones instead."),
+    ] = False,
     json: JSON = False,
 ) -> None:
-    """Run a reconstruction attack on a client's uploads and report how much it recovers.
+    """Run a reconstruction attack on a client's uploads, or a membership-inference attack, and report how much it
+    recovers.
 
     Example: polyfed attack runs/guarded --client 0
     """
@@ -38,6 +43,9 @@ def attack(
     from polyfed.runs.folder import RunFolder
 
     RunFolder(folder).config()  # raises an error if it is not a run folder
+    if membership:
+        _infer_membership(folder, client, json)
+        return
     check_file_writable(out or folder / "attack.png")
     from polyfed.attack.reconstruction import attack as run_attack
     from polyfed.attack.reconstruction import draw
@@ -71,6 +79,30 @@ def attack(
         print_text(f"The field '{report['field']}' was uploaded without clipping and noise.")
     print_text(f"Mean cosine similarity of the uploaded rows to the rows without protection: {report['cosine']:.2f}.")
     print_text(f"Picture: {picture}")
+
+
+def _infer_membership(folder: Path, client: str | None, json: bool) -> None:
+    from polyfed.attack.membership import infer_membership
+    from polyfed.core.rounds import one_torch_thread
+
+    with one_torch_thread():
+        report = infer_membership(folder, client)
+    if json:
+        print_json(report)
+        return
+    print_text(
+        f"Client {report['client']}: {report['members']} training samples and {report['others']} held-out samples. "
+        f"{report['threat_model']}"
+    )
+    print_table(
+        ["membership from", "AUC", "advantage"],
+        [[name, f"{score['auc']:.3f}", f"{score['advantage']:+.3f}"] for name, score in report["scores"].items()],
+        right=(1, 2),
+    )
+    print_text(
+        "An AUC of 0.5 and an advantage of 0 are guessing. The initial model has seen no sample, so the first line "
+        "shows how much the two groups differ anyway. A stronger attack may separate them better."
+    )
 
 
 COMMANDS = {"attack": attack}
