@@ -36,6 +36,7 @@ REQUIREMENTS = {
     "same_classes": "one label space",
     "sub_models": "models that are slices of the largest one",
     "images": "pictures as samples",
+    "numbers": "samples of numbers, not of tokens",
 }
 SYMBOLS = {"classes": "C", "features": "d"}
 WEIGHTS = {"model": "|θ|", "head": "|head|", "statistics": "|BatchNorm|"}
