@@ -436,6 +436,17 @@ def test_a_key_that_an_earlier_release_did_not_have_counts_as_off(tmp_path: Path
     assert compare([tmp_path / "0", tmp_path / "1"]).rows[0].runs == 2
 
 
+def test_runs_differ_in_their_aggregation_rule(tmp_path: Path) -> None:
+    configs: list[dict[str, Any]] = [{}, {"aggregation": {"name": "mean"}}, {"aggregation": {"name": "median"}}]
+    for number, config in enumerate(configs):
+        write(tmp_path / str(number), result("fedavg", number, 0.5), {"method": {"name": "fedavg"}, **config})
+    rows = compare([tmp_path]).rows
+    assert [(tuple(row.group.values()), row.runs) for row in rows] == [
+        (("fedavg", "mean"), 2),
+        (("fedavg", "median"), 1),
+    ]
+
+
 def test_a_method_that_predicts_by_prototype_has_a_second_row_for_its_heads() -> None:
     by_head = {"final": 0.75, "by_round": [0.5, None, 0.75]}
     run = result("fedproto", 0, 0.5)

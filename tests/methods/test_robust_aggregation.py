@@ -135,6 +135,7 @@ def test_wrong_options_are_errors(value: Any, message: str) -> None:
 def test_the_mean_is_the_default_and_leaves_hashes_as_they_were() -> None:
     plain = parse({"method": "fedavg"})
     assert parse({"method": "fedavg", "aggregation": "mean"}).hash() == plain.hash()
+    assert plain.to_dict()["aggregation"] == {"name": "mean"}  # options of other rules are not written
     changed = load_config("quickstart", ["aggregation=trimmed-mean", "aggregation.share=0.3"])
     assert (changed.aggregation.name, changed.aggregation.share) == ("trimmed-mean", 0.3)
     assert Config.from_dict(changed.to_dict()) == changed

@@ -18,6 +18,7 @@ MAX_UNFINISHED_NAMED = 3
 # settings that differ between repetitions of an experiment or do not affect the result
 NOT_COMPARED = frozenset({"name", "seed", "engine", "checkpoint", "track", "versions"})
 FILTER = "server_filter"
+AGGREGATION = "aggregation"
 HEAD = "head"  # other prediction of methods that predict with class prototypes
 
 
@@ -49,8 +50,10 @@ class Run:
         """Return all settings that define the experiment, by dotted key."""
         compared = {key: value for key, value in self.config.items() if key not in NOT_COMPARED}
         settings = {key: format_value(value) for key, value in flatten(compared)}
-        if f"{FILTER}.name" in settings:  # one key, with and without a filter
-            settings[FILTER] = settings.pop(f"{FILTER}.name")
+        for key in (FILTER, AGGREGATION):
+            if f"{key}.name" in settings:  # one key, with and without options
+                settings[key] = settings.pop(f"{key}.name")
+        settings.setdefault(AGGREGATION, "mean")  # the only rule of earlier releases
         return settings
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from polyfed.comparison.runs import FILTER, Run
+from polyfed.comparison.runs import AGGREGATION, FILTER, Run
 from polyfed.runs.config_text import UNSET, format_value
 
 MAX_COLUMNS = 3  # more settings that differ are shown as one column of numbers
@@ -12,7 +12,7 @@ NUMBERED = "setting"
 NO_FILTER = "none"  # value of the key
 SPLITTING = "splitting"
 OFF = ("false", "none", "[]")  # a key that earlier releases did not have has such a value if it is not used
-ALGORITHM = ("method", SPLITTING, FILTER)
+ALGORITHM = ("method", SPLITTING, FILTER, AGGREGATION)
 
 Groups = dict[tuple[str, ...], list[Run]]
 
@@ -59,8 +59,8 @@ def _with_filter_names(keys: tuple[str, ...], groups: Groups) -> Groups:
 def shared_settings(keys: tuple[str, ...], group: tuple[str, ...], *without: str) -> tuple[str, ...]:
     """Return the values of a group that other methods have too: without the algorithm and without `without`.
 
-    The algorithm is the method with its options, the splitting of the server's model and the server filter: local
-    training uses none of them.
+    The algorithm is the method with its options, the splitting of the server's model, the server filter and the
+    aggregation rule: local training uses none of them.
     """
     return tuple(
         value

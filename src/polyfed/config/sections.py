@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_serializer, model_validator
 
 from polyfed import devices
 from polyfed.errors import nearest
@@ -157,6 +157,9 @@ class FailuresConfig(Section):
         return value
 
 
+_RULES_WITH = {"share": ("trimmed-mean", "krum"), "norm": ("norm-clipped",), "keep": ("krum",)}  # rules by option
+
+
 class AggregationConfig(Section):
     """How the server combines the values of several clients."""
 
@@ -172,11 +175,15 @@ class AggregationConfig(Section):
 
     @model_validator(mode="after")
     def _options_of_the_rule(self) -> AggregationConfig:
-        rules = {"share": ("trimmed-mean", "krum"), "norm": ("norm-clipped",), "keep": ("krum",)}
-        for option, names in rules.items():
+        for option, names in _RULES_WITH.items():
             if self.name not in names and getattr(self, option) != type(self).model_fields[option].default:
                 raise ValueError(f"{option} is an option of {' and '.join(names)}, not of {self.name}")
         return self
+
+    @model_serializer
+    def _without_other_options(self) -> dict[str, Any]:
+        options = {option: getattr(self, option) for option, names in _RULES_WITH.items() if self.name in names}
+        return {"name": self.name, **options}
 
 
 class PrivacyConfig(Section):
