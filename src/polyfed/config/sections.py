@@ -157,7 +157,12 @@ class FailuresConfig(Section):
         return value
 
 
-_RULES_WITH = {"share": ("trimmed-mean", "krum"), "norm": ("norm-clipped",), "keep": ("krum",)}  # rules by option
+_RULES_WITH = {  # rules by option
+    "share": ("trimmed-mean", "krum"),
+    "norm": ("norm-clipped",),
+    "keep": ("krum",),
+    "secure": ("mean", "norm-clipped"),
+}
 
 
 class AggregationConfig(Section):
@@ -167,6 +172,7 @@ class AggregationConfig(Section):
     share: float = Field(0.2, gt=0, lt=0.5)  # trimmed-mean: removed at each end; krum: clients that may lie
     norm: float | None = Field(None, gt=0)  # norm-clipped: largest norm; None: the median over the clients of a round
     keep: int = Field(1, ge=1)  # krum: number of replies that are averaged
+    secure: bool = False  # mean and norm-clipped: the server sees sums over clients only
 
     @model_validator(mode="before")
     @classmethod
@@ -175,6 +181,10 @@ class AggregationConfig(Section):
 
     @model_validator(mode="after")
     def _options_of_the_rule(self) -> AggregationConfig:
+        if self.secure and self.name not in _RULES_WITH["secure"]:
+            raise ValueError(f"{self.name} compares replies of single clients, which secure: true hides")
+        if self.secure and self.name == "norm-clipped" and self.norm is None:
+            raise ValueError("with secure: true clients clip their updates themselves; give norm, the largest norm")
         for option, names in _RULES_WITH.items():
             if self.name not in names and getattr(self, option) != type(self).model_fields[option].default:
                 raise ValueError(f"{option} is an option of {' and '.join(names)}, not of {self.name}")
@@ -183,6 +193,8 @@ class AggregationConfig(Section):
     @model_serializer
     def _without_other_options(self) -> dict[str, Any]:
         options = {option: getattr(self, option) for option, names in _RULES_WITH.items() if self.name in names}
+        if not self.secure:
+            options.pop("secure", None)
         return {"name": self.name, **options}
 
 

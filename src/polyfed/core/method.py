@@ -68,6 +68,14 @@ class Method:
         """
         return local_training(settings, client.samples)
 
+    def mean_weights(self) -> Mapping[str, str] | None:
+        """Return the weights of the means over clients that the server takes, by uploaded field, for secure sums.
+
+        A weight is the name of an uploaded number, 'counts' for the counts of a class table, or '' for equal weights.
+        None: the server needs single replies.
+        """
+        return None
+
     def init(self, server: Server) -> None:
         """Prepare the server. Called once, before the first round."""
 

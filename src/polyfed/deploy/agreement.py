@@ -9,6 +9,7 @@ from polyfed import catalogue
 from polyfed.config import Config
 from polyfed.errors import InputError
 from polyfed.federation.base import FederationBase
+from polyfed.federation.secure_sums import with_secure_sums
 
 SITES = "sites"  # value of data.dataset in a config if every site has its own data
 
@@ -18,7 +19,7 @@ class AgreedFederation(FederationBase):
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.method = catalogue.make(config.method)
+        self.method = with_secure_sums(config, catalogue.make(config.method))
         self.global_test = None  # no participant has test data for all sites
         self._shape, self.class_names = agreed_data(config)
 

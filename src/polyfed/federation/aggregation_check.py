@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from polyfed.config import Config
-from polyfed.core.aggregation import LEAST_HOLDERS, Aggregation
+from polyfed.core.aggregation import LEAST_HOLDERS, MEAN, Aggregation
 from polyfed.core.method import Method
 from polyfed.core.step import uploads_of
 from polyfed.errors import InputError
@@ -13,9 +13,15 @@ from polyfed.errors import InputError
 WEIGHTS = frozenset({"samples"})  # uploads that only weight a mean
 
 
+def aggregation_rule(config: Config) -> Aggregation:
+    """Return the rule of a config. With secure sums it is the mean: clients clip their updates themselves."""
+    settings = config.aggregation
+    return MEAN if settings.secure else Aggregation(settings.name, settings.share, settings.norm, settings.keep)
+
+
 def check_aggregation(config: Config, method: Method, working_methods: Callable[[], Sequence[str]]) -> None:
     """Raise InputError if the aggregation rule has no meaning for the method or the number of clients."""
-    rule = Aggregation(**config.aggregation.model_dump())
+    rule = aggregation_rule(config)
     if rule.is_mean:
         return
     title = type(method).__name__

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from functools import cached_property, partial
 
 from polyfed.core import needs as requirements
-from polyfed.core.aggregation import Aggregation
 from polyfed.core.client_profile import Profile, layout
 from polyfed.core.filter import ServerFilter
 from polyfed.core.place import server_place
@@ -20,6 +19,7 @@ from polyfed.core.server import Server
 from polyfed.errors import InputError, nearest
 from polyfed.federation import aggregation_check, alternatives, analysis_probes, splitting
 from polyfed.federation.base import FederationBase
+from polyfed.federation.secure_sums import check_secure_sums
 from polyfed.models import ModelSpec, SplitModel
 from polyfed.models.slicing import Family, skeleton
 from polyfed.runs.folder import RunFolder
@@ -131,7 +131,7 @@ class ServerFederation(FederationBase):
             place=server_place(self.place),
             family=self.family if self.method.one_model else None,
             filter=self.filter,
-            aggregation=Aggregation(**self.config.aggregation.model_dump()),
+            aggregation=aggregation_check.aggregation_rule(self.config),
         )
 
     # checks before the first round
@@ -188,4 +188,5 @@ class ServerFederation(FederationBase):
                 f"have; {advice}set server_filter: none"
             )
         aggregation_check.check_aggregation(self.config, self.method, methods)
+        check_secure_sums(self.config, self.method)
         self.method.check_training(self.training)

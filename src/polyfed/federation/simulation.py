@@ -33,6 +33,7 @@ from polyfed.data.partition_file import Partition
 from polyfed.errors import InputError, RunError
 from polyfed.federation import model_assignment, placement, user_code
 from polyfed.federation.client_metadata import client_metadata
+from polyfed.federation.secure_sums import with_secure_sums
 from polyfed.federation.server_federation import ServerFederation
 from polyfed.federation.start_weights import START_FILE, StartWeights
 from polyfed.federation.user_imports import import_user_modules
@@ -64,6 +65,7 @@ class SimulatedFederation(ServerFederation):
 
     def __post_init__(self) -> None:
         self.filter = catalogue.make_filter(self.config.server_filter)
+        self.method = with_secure_sums(self.config, self.method)
         test, limit = self.dataset.test, self.config.data.test_limit
         self.global_test = None if test is None else Samples(test.inputs, test.labels)
         if self.global_test is not None and self.config.data.validation:

@@ -5,6 +5,7 @@ McMahan, Moore, Ramage, Hampson, Aguera y Arcas; AISTATS 2017, Algorithm 1 (Fede
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -43,6 +44,9 @@ class FedAvg(Method):
     sends = Sends(up="all weights of the model, and the number of samples", down="all weights of the model")
     averaged: ClassVar[tuple[str, ...]] = ("model",)
     one_model = True
+
+    def mean_weights(self) -> Mapping[str, str]:
+        return {"model": "samples" if self.weights == "samples" else ""}
 
     def init(self, server: Server) -> None:
         server.state["model"] = initial_weights(server)

@@ -51,6 +51,9 @@ class FedProto(Method):
     sends = Sends(up="mean feature per class, with counts", down="mean feature per class over all clients")
     averaged = ("prototypes",)
 
+    def mean_weights(self) -> Mapping[str, str]:
+        return {"prototypes": "counts" if self.weights == "counts" else ""}
+
     def init(self, server: Server) -> None:
         server.state["prototypes"] = ClassTable.empty(server.features).without_counts()
 

@@ -39,6 +39,9 @@ class LGFedAvg(Method):
     sends = Sends(up="weights of the head, and the number of samples", down="weights of the head")
     averaged = ("head",)
 
+    def mean_weights(self) -> Mapping[str, str]:
+        return {"head": "samples" if self.weights == "samples" else ""}
+
     def init(self, server: Server) -> None:
         server.state["head"] = weights_of(server.build(server.roster[0].spec).head)
 

@@ -90,6 +90,9 @@ class FedL2G(Method):
         """Return M, the number of entries of a guiding vector."""
         return profile.classes if self.space == "logit" else profile.features
 
+    def mean_weights(self) -> Mapping[str, str] | None:
+        return {"gradient": ""} if self.average == "owners" else None
+
     def init(self, server: Server) -> None:
         if self.space == "feature":
             working = ["fedl2g with method.space: logit"]
