@@ -22,12 +22,12 @@ from polyfed.testing.rounds import run_on_serial
 RULES = ("mean", "median", "trimmed-mean", "norm-clipped", "krum", "geometric-median")
 ATTACKS = {"-10": -10.0, "1,000,000": 1e6}
 ATTACKERS = ("2", "7", "11", "16")  # 4 of 20 clients, never a majority of the clients with one architecture
-# The models, and the accuracy that the method is for: of one common model, or of personal models.
-METHODS: dict[str, tuple[Any, str]] = {
-    "fedavg": (["tiny-cnn"], "global"),
-    "heterofl": ("tiny-widths", "global"),
-    "fedproto": ("tiny4", "personal"),
-    "fedl2g": ("tiny4", "personal"),
+# The models, the accuracy that the method is for (of one common model, or of personal models), and the rounds.
+METHODS: dict[str, tuple[Any, str, int]] = {
+    "fedavg": (["tiny-cnn"], "global", 15),
+    "heterofl": ("tiny-widths", "global", 40),
+    "fedproto": ("tiny4", "personal", 15),
+    "fedl2g": ("tiny4", "personal", 15),
 }
 
 
@@ -54,7 +54,8 @@ def accuracy(config: Config, factor: float) -> float | None:
     measure = METHODS[config.method["name"]][1]
     attack = ScalingEngine(frozenset(ATTACKERS if factor != 1 else ()), factor)
     try:
-        outcome = run_on_serial(federation, federation.server(roster), wrap=attack, evaluate=True, max_ratio=None)
+        server = federation.server(roster)
+        outcome = run_on_serial(federation, server, wrap=attack, evaluate=True, evaluate_every=config.rounds)
     except PolyfedError:
         return None
     counts = [count for client, count in outcome.accuracy[measure].items() if client not in ATTACKERS]
@@ -64,16 +65,17 @@ def accuracy(config: Config, factor: float) -> float | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("methods", nargs="*", default=list(METHODS), help="all if left out")
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, help="instead of 15, or 40 for HeteroFL")
     arguments = parser.parse_args()
     print(f"| method | factor | honest mean | {' | '.join(RULES)} |\n|---|---|---|{'---|' * len(RULES)}")
     for method in arguments.methods:
-        honest = accuracy(config_of(method, "mean", arguments.rounds), 1)
+        rounds = arguments.rounds or METHODS[method][2]
+        honest = accuracy(config_of(method, "mean", rounds), 1)
         for label, factor in ATTACKS.items():
             cells = [method, label, format_accuracy(honest)]
             for rule in RULES:
                 try:
-                    cells.append(format_accuracy(accuracy(config_of(method, rule, arguments.rounds), factor)))
+                    cells.append(format_accuracy(accuracy(config_of(method, rule, rounds), factor)))
                 except PolyfedError:
                     cells.append("refused")
             print(f"| {' | '.join(cells)} |", flush=True)

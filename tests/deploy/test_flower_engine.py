@@ -121,6 +121,22 @@ def test_three_sites_with_their_own_data_and_models(tmp_path: Path) -> None:
         )
 
 
+def test_sites_take_part_in_secure_sums(tmp_path: Path) -> None:
+    results = {}
+    for label, rule in (("plain", {"name": "mean"}), ("secure", {"name": "mean", "secure": True})):
+        setups = {
+            name: own_data_setup(
+                name, own_data(tmp_path / label / "data" / name, k), "tiny-mlp", tmp_path / label / name
+            )
+            for k, name in enumerate(OWN_SETTING["names"])
+        }
+        link = make_sites(tmp_path / label, setups)
+        results[label] = run_over(link, {**OWN_SETTING, "aggregation": rule}, tmp_path / label / "run")
+    assert results["secure"]["failures"] == []
+    assert results["secure"]["accuracy"]["personal"] == results["plain"]["accuracy"]["personal"]
+    assert set(results["secure"]["bytes"]["by_field"]["up"]) == {"keys", "shares", "masked", "opened"}
+
+
 def test_a_model_that_cannot_be_written_does_not_stop_the_federation(tmp_path: Path) -> None:
     link = rehearsal_sites(tmp_path)
     (tmp_path / "ana" / RUN).mkdir()

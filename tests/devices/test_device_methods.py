@@ -30,9 +30,15 @@ def test_a_method_on_a_device_gives_the_bits_of_the_cpu(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "rule"), [("fedavg", "krum"), ("fedproto", "geometric-median"), ("heterofl", "median")]
+    ("name", "rule"),
+    [
+        ("fedavg", "krum"),
+        ("fedproto", "geometric-median"),
+        ("heterofl", "median"),
+        ("fedavg", {"name": "mean", "secure": True}),
+    ],
 )
-def test_robust_aggregation_on_a_device_gives_the_bits_of_the_cpu(name: str, rule: str) -> None:
+def test_aggregation_on_a_device_gives_the_bits_of_the_cpu(name: str, rule: Any) -> None:
     settings: dict[str, Any] = {"class_counts": [(4, 4, 0, 0)] * 3, "evaluate": False, "aggregation": rule}
     with ToyFederation(catalogue.load(name), {}) as toy:
         on_cpu = federation_run(toy, Place(), **settings)

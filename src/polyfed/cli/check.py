@@ -234,10 +234,15 @@ def _print_method(federation: SimulatedFederation, config: Config) -> None:
 
 
 def _print_aggregation(federation: SimulatedFederation, uploads: TrafficEstimate) -> None:
-    """Print which uploads the aggregation rule combines, unless it is the mean."""
+    """Print which uploads the aggregation rule combines, unless it is the plain mean."""
     from polyfed.federation.aggregation_check import other_uploads
 
     rule, method = federation.config.aggregation.name, federation.method
+    if federation.config.aggregation.secure:
+        print_text(
+            "  aggregation      secure sums: the server sees sums over clients, but no reply of a single client"
+        )
+        return
     if rule == "mean":
         return
     others = other_uploads(method)

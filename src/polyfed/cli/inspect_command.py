@@ -162,7 +162,13 @@ def explanations(run: RunRecord, uploads: Sequence[UploadSummary], *, at_site: b
             "Clients also report their training loss and their number of correct test predictions.",
         ]
     unprotected = [upload.name for upload in uploads if _protection(run, upload) is None]
-    if len(unprotected) == len(uploads):
+    aggregation = run.config.get("aggregation")
+    if isinstance(aggregation, Mapping) and aggregation.get("secure"):
+        sentences.append(
+            "Secure sums: the server saw sums over clients only. 'masked' holds numbers that look random without the "
+            "masks of all other clients; 'keys', 'shares' and 'opened' remove the masks from the sum."
+        )
+    elif len(unprotected) == len(uploads):
         sentences.append("No field was clipped or noised: the recipient of these messages sees the exact values.")
     elif unprotected:
         names = ", ".join(dict.fromkeys(unprotected))

@@ -20,6 +20,7 @@ from polyfed.core import rng, secure_layout
 from polyfed.core import secure_sum as sums
 from polyfed.core.client import Client
 from polyfed.core.cohort import Cohort
+from polyfed.core.door import TooFewRepliesError
 from polyfed.core.method import Method, Outgoing
 from polyfed.core.payload import Payload, Value
 from polyfed.core.schema import ScalarField, TensorField, TreeField
@@ -162,10 +163,12 @@ class SecureCohort(Cohort):
         least = sums.threshold(len(keys))
         alive = list(masked)
         if len(alive) < least:
-            raise RunError(f"a secure sum over {len(keys)} clients needs {least} of them, but {len(alive)} answered")
+            raise TooFewRepliesError(
+                f"a secure sum over {len(keys)} clients needs {least} of them, but {len(alive)} answered"
+            )
         opened = self._part(alive).call(method.secure_unmask, shared={"alive": ",".join(alive)})
         if len(opened) < least:
-            raise RunError(f"the masks of a secure sum need {least} clients, but {len(opened)} answered")
+            raise TooFewRepliesError(f"the masks of a secure sum need {least} clients, but {len(opened)} answered")
         numbers = _unmasked(
             {client: reply.tensor("masked") for client, reply in masked.items()}, keys, sealed, opened
         )

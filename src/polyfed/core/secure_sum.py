@@ -34,8 +34,8 @@ LEAST_CLIENTS = 3  # a sum of two numbers tells each of the two clients the othe
 
 
 def threshold(clients: int) -> int:
-    """Return how many clients must answer until the end: two thirds."""
-    return math.ceil(2 * clients / 3)
+    """Return how many clients must answer until the end: two thirds, and at least three."""
+    return max(LEAST_CLIENTS, math.ceil(2 * clients / 3))
 
 
 # keys and masks

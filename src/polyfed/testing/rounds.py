@@ -131,17 +131,19 @@ def run_on_serial(
     selected: Callable[[int], tuple[str, ...]] | None = None,
     store: StateStore | None = None,
     max_ratio: float | None = None,
+    evaluate_every: int = 1,
 ) -> Outcome:
     """Run all rounds of a server on the serial engine, or on the engine that `wrap` puts around it.
 
-    With `evaluate`, clients are evaluated before the first round and after every round. `selected` gives the clients
-    of a round. `max_ratio` is `failures.max_ratio` of the config.
+    With `evaluate`, clients are evaluated before the first round, after every `evaluate_every` rounds and after the
+    last one. `selected` gives the clients of a round. `max_ratio` is `failures.max_ratio` of the config.
     """
     states = store or MemoryStore()
     method = maker.method
     engine: Engine = SerialEngine(Host(maker, states, memory, 1 << 30))
     door = Door(method, wrap(engine) if wrap else engine, server.roster, max_ratio=max_ratio)
-    loop = _RecordingLoop(method, server, door, select=selected, measures=MEASURES if evaluate else ())
+    measures = MEASURES if evaluate else ()
+    loop = _RecordingLoop(method, server, door, select=selected, measures=measures, evaluate_every=evaluate_every)
     outcome = Outcome(server.state, door.ledger, states)
     with one_torch_thread():
         initialise(method, server)
