@@ -103,6 +103,7 @@ def main() -> None:
     arguments.add_argument("paper", help="name of a paper, or path of its file")
     arguments.add_argument("--table", help="table with the rows and the measure; default: the first one")
     arguments.add_argument("--setting", help="setting of the table; default: the first one at CPU scale")
+    arguments.add_argument("--also", nargs="+", default=[], help="other settings with the same preset: same values")
     arguments.add_argument("--rows", nargs="+", help="default: all rows of the table that are no variants")
     arguments.add_argument("--budget", choices=("rate", "full"), default="rate", help="what is tuned")
     arguments.add_argument("--seeds", default="10", help="random seeds of the tuning runs")
@@ -123,6 +124,8 @@ def main() -> None:
             cell_config(untuned, "cpu", cell), score, full=given.budget == "full"
         )
         print(f"{setting} {row}: chose {tuned[setting][row]}", flush=True)
+        for other in given.also:
+            tuned.setdefault(other, {})[row] = tuned[setting][row]
         write_tuned(file, tuned)
 
 

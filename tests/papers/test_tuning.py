@@ -62,14 +62,16 @@ def test_the_file_gets_values_that_were_chosen_without_test_data(
     }
     raw = with_entry("settings/digits/cpu/set", {**small, "models.feature_map": None})
     raw["rows"]["local"]["cpu"] = {}
+    raw["settings"]["other"] = raw["settings"]["digits"]
     file = tmp_path / "toy.yaml"
     file.write_text(yaml.safe_dump(raw))
-    arguments = ["tune.py", str(file), "--rows", "local", "--out", str(tmp_path / "runs")]
+    arguments = ["tune.py", str(file), "--rows", "local", "--out", str(tmp_path / "runs"), "--also", "other"]
     monkeypatch.setattr(sys, "argv", arguments)
     script.main()
     paper = read_paper(file)
     chosen = paper.tuned["digits"]["local"]["train.lr"]
     assert chosen in (0.003, 0.001, 0.009) and "fedvtc" in paper.tuned["digits"]
+    assert paper.tuned["other"] == {"local": {"train.lr": chosen}}
     assert cell_config(paper, "cpu", ("digits", "local")).train.lr == chosen
     configs = [yaml.safe_load(path.read_text()) for path in sorted((tmp_path / "runs").glob("toy/*/config.yaml"))]
     assert [config["data"]["validation"] for config in configs] == [0.2] * 3
