@@ -31,8 +31,8 @@ ROOMS: dict[str, Room] = {
     "__main__": _room("`python -m polyfed`", "cli"),
     "cli": _room(
         "the commands, one module each",
-        "__init__ api attack benchmarks catalogue comparison config console core data deploy devices engines federation "
-        "machine models papers plugins progress report runs trained ui",
+        "__init__ advice api attack benchmarks catalogue comparison config console core data deploy devices engines federation "
+        "leaderboard machine models papers plugins progress report runs trained ui",
     ),
     "benchmarks": _room(
         "measurements of time and memory, as ratios within one run",
@@ -49,11 +49,20 @@ ROOMS: dict[str, Room] = {
         "training",
     ),
     "__init__": _room(
-        "the public Python interface: `import polyfed`", "api comparison core data models report sweeps trained"
+        "the public Python interface: `import polyfed`",
+        "advice api comparison core data models report sweeps trained",
     ),
     "trained": _room(
         "trained models: load them, predict with them, export them",
         "api catalogue core data federation models runs training",
+    ),
+    "advice": _room(
+        "which methods fit clients and wishes, and the config to start from",
+        "catalogue config core data leaderboard models runs",
+    ),
+    "leaderboard": _room(
+        "every method in four fixed scenarios, with gains over local training",
+        "catalogue comparison config federation runs",
     ),
     "papers": _room("tables and claims of papers, at CPU scale and at published scale", "comparison config runs"),
     "sweeps": _room("`polyfed.sweep`: grids of settings and seeds", "api comparison config federation runs"),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from polyfed import data, errors, models
+    from polyfed.advice import advise
     from polyfed.api import load, resume, run
     from polyfed.comparison import compare
     from polyfed.core import register
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "advise",
     "compare",
     "data",
     "errors",
@@ -32,6 +34,7 @@ __all__ = [
 
 # public names and their modules, imported on first use so that `import polyfed` is fast
 _LAZY = {
+    "advise": "polyfed.advice",
     "compare": "polyfed.comparison",
     "figure": "polyfed.report.python_functions",
     "load": "polyfed.api",

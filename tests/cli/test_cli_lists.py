@@ -13,12 +13,13 @@ import pytest
 from polyfed.cli.app import main
 
 FIELDS = {
-    "methods": {"name", "title", "paper", "requires", "sends_up", "sends_down", "options", "verdict"},
+    "methods": {"name", "title", "paper", "requires", "sends_up", "sends_down", "options", "verdict", "upload_kinds"},
     "models": {"name", "params", "extractor_params", "feature_dim", "flops", "input"},
     "groups": {"name", "members"},
     "datasets": {"name", "shape", "classes", "train", "test", "available"},
     "partitions": {"name", "description", "options"},
     "presets": {"name", "title", "description", "method", "dataset"},
+    "uploads": {"name", "description", "methods"},
 }
 
 

@@ -40,6 +40,7 @@ class MethodInfo:
     sends_down: str
     options: list[Option]
     verdict: str = ""
+    upload_kinds: tuple[str, ...] = ()  # kinds of information that clients upload
     aliases: tuple[str, ...] = ()
     module: str = field(default="", repr=False)
     class_name: str = field(default="", repr=False)
@@ -63,6 +64,7 @@ def read_file(module: str, path: Path) -> Iterator[MethodInfo]:
             sends_down=declaration.sends.get("down", "nothing"),
             options=list(declaration.options.values()),
             verdict=declaration.verdict,
+            upload_kinds=tuple(declaration.sends.get("kinds", ())),
             aliases=names[1:],
             module=module,
             class_name=node.name,

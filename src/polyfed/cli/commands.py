@@ -9,6 +9,7 @@ import click
 import typer
 
 from polyfed.cli import (
+    advise,
     attack,
     bench,
     check,
@@ -18,6 +19,7 @@ from polyfed.cli import (
     inspect_command,
     join,
     keys,
+    leaderboard,
     list_command,
     new,
     report,
@@ -39,9 +41,11 @@ app = typer.Typer(
 for _module in (
     run,
     check,
+    advise,
     list_command,
     sweep,
     compare,
+    leaderboard,
     reproduce,
     report,
     figure,

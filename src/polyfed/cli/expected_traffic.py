@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ import torch
 from polyfed.core.client_profile import Layout, Profile
 from polyfed.core.method import Method
 from polyfed.core.schema import Dim, Field, ScalarField, Schema, TableField, TensorField, WeightsField
-from polyfed.core.step import Messages
+from polyfed.core.step import method_steps
 
 COUNT_BYTES = 4  # for the sample count of a row of a class table
 
@@ -39,17 +39,6 @@ class TrafficEstimate:
     def mean(self) -> float:
         """The mean bound over clients, in bytes."""
         return sum(bound.size for bound in self.by_client) / len(self.by_client)
-
-
-def method_steps(method: Method) -> Mapping[str, Messages]:
-    """Return the messages of a method's steps by name, in the order of their definition."""
-    steps: dict[str, Messages] = {}
-    for cls in reversed(type(method).__mro__):
-        for name, value in vars(cls).items():
-            messages = getattr(value, "messages", None)
-            if isinstance(messages, Messages):
-                steps[name] = messages
-    return steps
 
 
 def estimate_traffic(

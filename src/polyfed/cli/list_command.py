@@ -21,12 +21,12 @@ def list_(
     kind: Annotated[
         str,
         typer.Argument(
-            metavar="KIND", help="What to list: methods, models, groups, datasets, partitions or presets."
+            metavar="KIND", help="What to list: methods, models, groups, datasets, partitions, presets or uploads."
         ),
     ],
     json: Annotated[bool, typer.Option("--json", help="Print JSON with all details.")] = False,
 ) -> None:
-    """List methods, models, groups of models, datasets, partitions or presets.
+    """List methods, models, groups of models, datasets, partitions, presets or uploads.
 
     Example: polyfed list methods
     """
@@ -106,6 +106,20 @@ def partitions() -> list[Row]:
     ]
 
 
+def uploads() -> list[Row]:
+    from polyfed import catalogue
+    from polyfed.catalogue.upload_kinds import UPLOAD_KINDS
+
+    return [
+        {
+            "name": kind,
+            "description": description,
+            "methods": [info.name for info in catalogue.methods().values() if kind in info.upload_kinds],
+        }
+        for kind, description in UPLOAD_KINDS.items()
+    ]
+
+
 def presets() -> list[Row]:
     import polyfed
 
@@ -136,6 +150,7 @@ LISTS: Mapping[str, Callable[[], list[Row]]] = {
     "datasets": datasets,
     "partitions": partitions,
     "presets": presets,
+    "uploads": uploads,
 }
 
 # tables
@@ -223,6 +238,13 @@ def _print_presets(rows: list[Row]) -> None:
     )
 
 
+def _print_uploads(rows: list[Row]) -> None:
+    print_table(
+        ["kind", "clients upload", "methods"],
+        [[row["name"], row["description"], ", ".join(row["methods"])] for row in rows],
+    )
+
+
 PRINTERS: Mapping[str, Callable[[list[Row]], None]] = {
     "methods": _print_methods,
     "models": _print_models,
@@ -230,5 +252,6 @@ PRINTERS: Mapping[str, Callable[[list[Row]], None]] = {
     "datasets": _print_datasets,
     "partitions": _print_partitions,
     "presets": _print_presets,
+    "uploads": _print_uploads,
 }
 COMMANDS = {"list": list_}

@@ -42,9 +42,14 @@ class @CLASS@(Method):
     # Fields are hyperparameters (`method.guidance=0.5` on the command line); bounds in their types are checked.
     guidance: Annotated[float, Ge(0)] = 1.0  # weight of the regulariser
 
-    # `needs` is checked for all clients before round 1; `sends` describes the messages for users.
+    # `needs` is checked for all clients before round 1; `sends` describes the messages for users. `kinds` are names
+    # of `polyfed list uploads`, for `polyfed advise`.
     needs = Needs(same_classes=True)
-    sends = Sends(up="mean output per class, with counts", down="mean output per class over all clients")
+    sends = Sends(
+        up="mean output per class, with counts",
+        down="mean output per class over all clients",
+        kinds=("class-outputs", "counts"),
+    )
 
     def init(self, server: Server) -> None:
         # Called once, before round 1. Keep all state in `server.state`: checkpoints save it.

@@ -24,10 +24,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sends:
-    """Short description of what clients upload and download."""
+    """Short description of what clients upload and download.
+
+    `kinds` names the kinds of information that clients upload with any options of the method. `polyfed list uploads`
+    shows the names.
+    """
 
     up: str = "nothing"
     down: str = "nothing"
+    kinds: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,17 @@ def step(*, down: Schema | None = None, up: Schema | None = None) -> Callable[[F
     return decorate
 
 
+def method_steps(method: object) -> Mapping[str, Messages]:
+    """Return the messages of a method's steps by name, in the order of their definition."""
+    steps: dict[str, Messages] = {}
+    for cls in reversed(type(method).__mro__):
+        for name, value in vars(cls).items():
+            messages = getattr(value, "messages", None)
+            if isinstance(messages, Messages):
+                steps[name] = messages
+    return steps
+
+
 def messages_of(method: object, name: str) -> Messages:
     """Return the schemas of a step. Raise PayloadError if the method has no such step."""
     function: Any = getattr(type(method), name, None)

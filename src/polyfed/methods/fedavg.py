@@ -41,7 +41,11 @@ class FedAvg(Method):
         "are skewed."
     )
     needs = Needs(same_architecture=True)
-    sends = Sends(up="all weights of the model, and the number of samples", down="all weights of the model")
+    sends = Sends(
+        up="all weights of the model, and the number of samples",
+        down="all weights of the model",
+        kinds=("weights", "counts"),
+    )
     averaged: ClassVar[tuple[str, ...]] = ("model",)
     one_model = True
 

@@ -43,7 +43,11 @@ class FedDistill(Method):
 
     verdict = "Costs almost no bytes and does no harm; gains over local training are within the noise."
     needs = Needs()
-    sends = Sends(up="mean output per class, with counts", down="mean output per class over other clients")
+    sends = Sends(
+        up="mean output per class, with counts",
+        down="mean output per class over other clients",
+        kinds=("class-outputs", "counts"),
+    )
     averaged = ("outputs",)
 
     def round(self, server: Server, cohort: Cohort) -> None:

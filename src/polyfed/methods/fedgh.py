@@ -64,7 +64,11 @@ class FedGH(Method):
 
     verdict = "A common head at few bytes; raises global accuracy by some points when labels are skewed."
     needs = Needs(same_head=True, same_features=True)
-    sends = Sends(up="mean feature per class, with counts", down="weights of the head")
+    sends = Sends(
+        up="mean feature per class, with counts",
+        down="weights of the head",
+        kinds=("class-means", "counts"),
+    )
 
     def init(self, server: Server) -> None:
         server.state["head"] = weights_of(server.build(server.roster[0].spec).head)

@@ -50,6 +50,7 @@ class FedNova(FedProx):
     sends = Sends(
         up="all weights of the model, the number of samples, and the number of steps, also normalised",
         down="all weights of the model",
+        kinds=("weights", "counts", "training-statistics"),
     )
 
     def check_training(self, settings: TrainSettings) -> None:

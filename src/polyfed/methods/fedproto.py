@@ -48,7 +48,11 @@ class FedProto(Method):
 
     verdict = "Tiny messages; its heads match local training, its prototypes need many rounds when models differ."
     needs = Needs(same_features=True, same_classes=True)
-    sends = Sends(up="mean feature per class, with counts", down="mean feature per class over all clients")
+    sends = Sends(
+        up="mean feature per class, with counts",
+        down="mean feature per class over all clients",
+        kinds=("class-means", "counts"),
+    )
     averaged = ("prototypes",)
 
     def mean_weights(self) -> Mapping[str, str]:

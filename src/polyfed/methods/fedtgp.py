@@ -69,7 +69,11 @@ class FedTGP(Method):
 
     verdict = "Tiny messages; better prototypes than FedProto, level with local training after enough rounds."
     needs = Needs(same_features=True, same_classes=True)
-    sends = Sends(up="mean feature per class, with counts", down="trained prototype of every class")
+    sends = Sends(
+        up="mean feature per class, with counts",
+        down="trained prototype of every class",
+        kinds=("class-means", "counts"),
+    )
 
     def init(self, server: Server) -> None:
         server.state["trainable"] = weights_of(new_prototypes(server))

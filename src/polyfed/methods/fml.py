@@ -52,6 +52,7 @@ class FML(Method):
     sends = Sends(
         up="all weights of the shared small model, and the number of samples",
         down="all weights of the shared small model, and the name of its architecture",
+        kinds=("shared-model", "counts"),
     )
     averaged = ("meme",)
 

@@ -57,6 +57,7 @@ class HeteroFL(Method):
     sends = Sends(
         up="weights of the slice, the classes present, the number of samples, BatchNorm statistics",
         down="weights of the client's slice of the model, and its relative width",
+        kinds=("weights", "counts"),
     )
     averaged: ClassVar[tuple[str, ...]] = ("model", "statistics")
     one_model = True

@@ -54,7 +54,11 @@ class InclusiveFL(Method):
         "Shares layers between depths of one model family; better than averaging by stages, below local for own data."
     )
     needs = Needs(sub_models=True)
-    sends = Sends(up="all weights of the model, and the number of samples", down="all weights of the model")
+    sends = Sends(
+        up="all weights of the model, and the number of samples",
+        down="all weights of the model",
+        kinds=("weights", "counts"),
+    )
     averaged = ("model",)
     one_model = True
     battery_models = ("tiny-resnet10", "tiny-resnet18")

@@ -36,7 +36,11 @@ class LGFedAvg(Method):
 
     verdict = "A shared head costs few bytes; its averaged head is below local training when labels are skewed."
     needs = Needs(same_head=True, same_features=True)
-    sends = Sends(up="weights of the head, and the number of samples", down="weights of the head")
+    sends = Sends(
+        up="weights of the head, and the number of samples",
+        down="weights of the head",
+        kinds=("head", "counts"),
+    )
     averaged = ("head",)
 
     def mean_weights(self) -> Mapping[str, str]:

@@ -51,6 +51,7 @@ class PFedAFM(Method):
     sends = Sends(
         up="weights of the shared small extractor, and the number of samples",
         down="weights of the shared small extractor, and the name of its architecture",
+        kinds=("shared-model", "counts"),
     )
     averaged = ("extractor",)
 

@@ -47,7 +47,11 @@ class PFedLA(Method):
         "Personal models as layer-wise mixtures of all clients' models; needs one architecture and heavy traffic."
     )
     needs = Needs(same_architecture=True)
-    sends = Sends(up="all weights of the model", down="weights of a model mixed for the client")
+    sends = Sends(
+        up="all weights of the model",
+        down="weights of a model mixed for the client",
+        kinds=("weights",),
+    )
 
     def init(self, server: Server) -> None:
         server.state["initial"] = weights_of(server.build(server.roster[0].spec))

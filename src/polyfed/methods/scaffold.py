@@ -41,6 +41,7 @@ class Scaffold(FedAvg):
     sends = Sends(
         up="all weights of the model, the number of samples, and the change of the client's control variate",
         down="all weights of the model, and the server's control variate",
+        kinds=("weights", "counts", "gradients"),
     )
     averaged = ("model", "control")
 

@@ -66,6 +66,7 @@ class CCVR(Method):
     sends = Sends(
         up="once: mean and covariance of features per class, with counts; all weights each round if models are equal",
         down="once: those of all clients, or the calibrated head; all weights each round if models are equal",
+        kinds=("class-means", "class-statistics", "counts", "weights"),
     )
     averaged = ("model",)
 

@@ -72,6 +72,7 @@ class DFFKE(Method):
         up="all weights, one embedding and label (or logits) per training sample, outputs on synthetic images, and "
         "once the mean and mean square of the pixels",
         down="a decoder, all clients' embeddings in a common space, a docking layer, and all clients' outputs",
+        kinds=("weights", "embeddings", "labels", "outputs", "pixel-statistics", "training-statistics"),
     )
     training_work = training_work
 

@@ -64,12 +64,12 @@ class FedFree(Method):
     remainder: Literal["retain", "zero"] = "retain"  # values of a layer that is larger than the received one
     trim_download: bool = False  # do not send values that the client would not use
     recalibrate_bn: bool = False  # estimate BatchNorm statistics again after a layer was replaced
-
     verdict = "Close to local training; layers of others help a little if all clients have one architecture."
     needs = Needs()
     sends = Sends(
         up="weights, names, kinds and positions of the k layers that changed most, and by how much",
         down="weights of at most one layer of the server's network, and the kinds of its layers",
+        kinds=("weights", "training-statistics"),
     )
 
     def __post_init__(self) -> None:

@@ -60,6 +60,7 @@ class FedGen(Method):
     sends = Sends(
         up="weights of the head, the number of samples, and once the number of samples per class",
         down="weights of the head and of a feature generator, and the pooled label distribution",
+        kinds=("head", "counts"),
     )
     averaged = ("head",)
 

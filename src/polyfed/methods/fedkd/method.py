@@ -53,6 +53,7 @@ class FedKD(Method):
     sends = Sends(
         up="compressed updates of the shared small model, and the number of samples",
         down="compressed updates of the shared small model, or all of it after an absence, and its architecture",
+        kinds=("shared-model", "counts"),
     )
     averaged = ("update",)
 

@@ -75,6 +75,7 @@ class FedKTL(Method):
     sends = Sends(
         up="mean direction per class on a sphere, with counts, and the size of images",
         down="a generated image and its latent per class, and once the simplex and a projection",
+        kinds=("class-means", "counts", "image-size"),
     )
 
     def __post_init__(self) -> None:

@@ -82,7 +82,9 @@ class FedL2G(Method):
     verdict = "No gain over local training shown; frozen random vectors do as well as learned ones."
     needs = Needs()
     sends = Sends(
-        up="gradient of the quiz loss for the vectors of the classes in the study batches", down="guiding vectors"
+        up="gradient of the quiz loss for the vectors of the classes in the study batches",
+        down="guiding vectors",
+        kinds=("gradients",),
     )
     averaged = ("gradient",)
 

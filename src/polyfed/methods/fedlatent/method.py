@@ -104,6 +104,7 @@ class FedLatent(Method):
         up="each round mean feature per class with counts and a small decoder; once a Gaussian per class; "
         "once mean and variance of every channel, if samples are series or tables",
         down="the same over all clients",
+        kinds=("class-means", "class-statistics", "counts", "decoder"),
     )
     averaged = ("means", "decoder")
 

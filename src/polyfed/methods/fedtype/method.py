@@ -60,6 +60,7 @@ class FedType(Method):
     sends = Sends(
         up="all weights of the shared small model",
         down="all weights of the shared small model, and the name of its architecture",
+        kinds=("shared-model",),
     )
     averaged = ("proxy",)
 

@@ -60,13 +60,13 @@ class FedVTC(Method):
     min_class_count: int = 1  # do not send prototypes of classes with fewer samples
     recompute: bool = True  # activation checkpointing: less memory, about a third more computing time
     keep_untuned: bool = True  # keep the client's own model, from before fine-tuning, and evaluate it as well
-
     verdict = "Raises global accuracy clearly when labels are skewed, with few messages; needs pictures."
     needs = Needs(same_features=True, same_classes=True, images=True)
     sends = Sends(
         up="mean feature per class, one standard deviation per feature; a small decoder, once or in every round; "
         "mean squared features per class, once",
         down="the same over all clients: prototypes of the client's classes in each round, of all classes once",
+        kinds=("class-means", "class-statistics", "decoder"),
     )
     averaged = ("prototypes", "deviation", "decoder", "moments")
     training_work = training_work

@@ -51,6 +51,7 @@ class Moon(FedAvg):
     sends = Sends(
         up="all weights of the model and of the projection, and the number of samples",
         down="all weights of the model and of the projection",
+        kinds=("weights", "counts"),
     )
     averaged = ("model", "projection")
 

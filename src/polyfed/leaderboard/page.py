@@ -1,0 +1,148 @@
+"""The page of the leaderboard in Markdown, written from its records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from polyfed import catalogue
+from polyfed.leaderboard.records import Gain, Leaderboard, Row, ScenarioRecord
+from polyfed.leaderboard.scenarios import CPU_OPTIONS, LOCAL, SCENARIOS, base_method
+
+MIB = 1 << 20
+HEADINGS = (
+    "method",
+    "common accuracy",
+    "gain",
+    "personal accuracy",
+    "gain",
+    "MiB up",
+    "MiB down",
+    "clients upload",
+)
+INTRODUCTION = """\
+# Leaderboard
+
+All methods in four fixed scenarios of CPU size. One command regenerates this page and the data file that
+[`polyfed advise`](advise.md) reads:
+
+<!-- not run: takes an hour -->
+```bash
+{command} \\
+  --page docs/leaderboard.md --data src/polyfed/leaderboard/leaderboard.json
+```
+
+The settings of a scenario are the preset below its heading, so `polyfed run PRESET method=NAME` repeats one run. The
+numbers are not comparable with any published number.
+
+- **Common accuracy** is measured on the common test set, **personal accuracy** on each client's own held-out data.
+  Both are in % after the last round, as the mean over seeds.
+- **Gain** is the mean difference to `local` (local training on the same models) in points. The brackets hold the
+  paired 95 % t interval over seeds. Three seeds give wide intervals.
+- **MiB** counts the bytes of all clients and rounds together.
+- **Clients upload** lists the kinds of information that the method declares ([advise.md](advise.md)).
+- Methods that cannot use the models of a scenario run on the models that their row names. They are compared with
+  `local` on these models.
+- Methods are not tuned. All have the optimiser and the learning rate of the preset; methods that are restricted to
+  plain SGD have their own learning rate, the same for `local` next to them. Other options are the defaults. Only
+  {cpu_options} have smaller settings, because their defaults are made for large data.
+- Seconds are left out: they are only comparable between runs that are alone on their cores.
+"""
+
+
+def page(board: Leaderboard) -> str:
+    """Return the whole page."""
+    options = " and ".join(f"`{name}`" for name in CPU_OPTIONS)
+    parts = [INTRODUCTION.format(command=board.command, cpu_options=options)]
+    parts += [_section(board.scenarios[name]) for name in SCENARIOS if name in board.scenarios]
+    absent = [f"`{name}`" for name in SCENARIOS if name not in board.scenarios]
+    if absent:
+        parts.append(f"Not measured yet: {', '.join(absent)}.\n")
+    if not board.scenarios:
+        return "\n".join(parts)
+    versions = ", ".join(f"{name} {version}" for name, version in board.versions.items())
+    parts.append(f"## Runs\n\nMeasured with {versions}. `state_hash` of every run, by seed:\n")
+    parts += [_hashes(record) for record in board.scenarios.values()]
+    return "\n".join(parts)
+
+
+def table(record: ScenarioRecord) -> str:
+    """Return the Markdown table of a scenario, the largest gain in common accuracy first."""
+    lines = [_line(HEADINGS), "|---|--:|--:|--:|--:|--:|--:|---|"]
+    return "\n".join([*lines, *(_line(_cells(row)) for row in _sorted(record.rows))])
+
+
+def _section(record: ScenarioRecord) -> str:
+    scenario = SCENARIOS[record.scenario]
+    parts = [f"## {scenario.title}", f"Preset `{scenario.preset}`: {_summary(record)}.", table(record)]
+    if record.excluded:
+        reasons: dict[str, list[str]] = {}
+        for method, reason in record.excluded.items():
+            reasons.setdefault(reason, []).append(f"`{method}`")
+        text = "; ".join(f"{', '.join(methods)}: {reason}" for reason, methods in reasons.items())
+        parts.append(f"Cannot run here: {text}.")
+    if record.missing:
+        missing = ", ".join(f"`{method}` ({count})" for method, count in record.missing.items())
+        parts.append(f"Missing runs, by method: {missing}.")
+    return "\n\n".join(parts) + "\n"
+
+
+def _summary(record: ScenarioRecord) -> str:
+    from polyfed.config.loading import read_source
+
+    raw = read_source(SCENARIOS[record.scenario].preset)
+    limit = f"{raw['data']['limit']} training samples, " if "limit" in raw["data"] else ""
+    options = ", ".join(f"{key} {value}" for key, value in raw["data"]["partition"].items() if key != "scheme")
+    partition = f"{raw['data']['partition']['scheme']} partition ({options})"
+    return (
+        f"`{raw['data']['dataset']}`, {limit}{partition}, {raw['clients']} clients, {raw['rounds']} rounds of "
+        f"{raw['train']['epochs']} epoch{'s' if raw['train']['epochs'] > 1 else ''}, Adam with learning rate "
+        f"{raw['train']['lr']}"
+    )
+
+
+def _sorted(rows: Sequence[Row]) -> list[Row]:
+    def gain(row: Row) -> float:
+        kind = "global" if "global" in row.gains else "personal"
+        return row.gains[kind].mean if kind in row.gains else 0.0
+
+    return sorted(rows, key=lambda row: (row.method != LOCAL, row.models if row.method == LOCAL else "", -gain(row)))
+
+
+def _cells(row: Row) -> list[str]:
+    name = f"`{row.method}`" + (f" ({row.models})" if row.models else "")
+    info = catalogue.methods().get(base_method(row.method))
+    kinds = ", ".join(info.upload_kinds) if info is not None else ""
+    return [
+        name,
+        _number(row.mean("global_"), 1),
+        _interval(row.gains.get("global")),
+        _number(row.mean("personal"), 1),
+        _interval(row.gains.get("personal")),
+        _number(row.mean("up"), 2, MIB),
+        _number(row.mean("down"), 2, MIB),
+        kinds or "nothing",
+    ]
+
+
+def _number(value: float | None, digits: int, unit: int = 1) -> str:
+    return "-" if value is None else f"{value / unit:.{digits}f}"
+
+
+def _interval(gain: Gain | None) -> str:
+    if gain is None:
+        return "-"
+    if gain.low is None or gain.high is None:
+        return f"{gain.mean:+.1f}"
+    return f"{gain.mean:+.1f} [{gain.low:+.1f}, {gain.high:+.1f}]"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _hashes(record: ScenarioRecord) -> str:
+    lines = [f'??? note "{SCENARIOS[record.scenario].title}"', ""]
+    for row in record.rows:
+        hashes = ", ".join(f"{run.seed} `{run.state_hash[:12]}`" for run in row.runs)
+        lines.append(f"    - `{row.method}`{f' ({row.models})' if row.models else ''}: {hashes}")
+    return "\n".join(lines) + "\n"
