@@ -6,7 +6,7 @@ PIP := $(BIN)/pip --disable-pip-version-check -q
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: run run-dffke show-demo test test-fast test-all test-random test-method test-room test-sites test-ray \
-  test-browser test-kills test-processes test-battery bench setup lint types browser docs clean
+  test-browser test-kills test-processes test-battery bench setup lint types audit browser docs clean
 
 setup: $(VENV)/.installed
 
@@ -54,6 +54,16 @@ show-demo:
 lint: $(VENV)/.developer
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+# Security: bandit, an SBOM of the environment, and known vulnerabilities of its packages.
+audit: $(VENV)-audit/.installed setup
+	@mkdir -p build
+	@$(VENV)-audit/bin/python scripts/audit.py $(BIN)/python build/sbom.json
+
+$(VENV)-audit/.installed: scripts/audit-requirements.txt
+	@$(PYTHON) -m venv $(VENV)-audit
+	@$(VENV)-audit/bin/pip --disable-pip-version-check -q install -r scripts/audit-requirements.txt
+	@touch $@
 
 types: $(VENV)/.developer
 	$(BIN)/mypy
