@@ -32,7 +32,7 @@ ROOMS: dict[str, Room] = {
     "cli": _room(
         "the commands, one module each",
         "__init__ advice api attack benchmarks catalogue comparison config console core data deploy devices engines federation "
-        "leaderboard machine models papers plugins progress report runs trained ui",
+        "leaderboard machine models papers plugins profiling progress report runs trained ui",
     ),
     "benchmarks": _room(
         "measurements of time and memory, as ratios within one run",
@@ -68,12 +68,12 @@ ROOMS: dict[str, Room] = {
     "sweeps": _room("`polyfed.sweep`: grids of settings and seeds", "api comparison config federation runs"),
     "api": _room(
         "`polyfed.run` and the other functions that mirror commands",
-        "config data experiment federation progress runs trackers",
+        "config data experiment federation profiling progress runs trackers",
     ),
     "progress": _room("progress bars of runs, in terminals and notebooks", "config console runs"),
     "experiment": _room(
         "the loop over rounds, with checkpoints, events and results",
-        "__init__ config core federation guards runs",
+        "__init__ config core federation guards profiling runs",
     ),
     "federation": _room(
         "from a config to clients with models and data",
@@ -88,16 +88,17 @@ ROOMS: dict[str, Room] = {
     "controls": _room("controls and variants of methods and filters, for ablations", "core filters methods"),
     "methods": _room("one file or folder per method", "core data models training"),
     "filters": _room("steps between a server's update and its model, such as InCo", "core models"),
-    "engines": _room("serial, pool, Ray and Flower: run a call on clients", "core devices machine"),
+    "engines": _room("serial, pool, Ray and Flower: run a call on clients", "core devices machine profiling"),
     "guards": _room("differential privacy for what clients upload", "core"),
-    "runs": _room("the run folder: config, events, checkpoints, results", "console core"),
+    "runs": _room("the run folder: config, events, checkpoints, results", "console core profiling"),
     "core": _room(
-        "Method, Client, Server, Cohort, messages, random streams", "devices models option_checks training"
+        "Method, Client, Server, Cohort, messages, random streams", "devices models option_checks profiling training"
     ),
     "analysis": _room("measures of what models learned: CKA, t-SNE"),
     "models": _room("the model zoo, groups, and slicing into sub-models", "plugins"),
-    "training": _room("the local training loop, losses and evaluation"),
+    "training": _room("the local training loop, losses and evaluation", "profiling"),
     "data": _room("datasets, readers and partitions", "plugins"),
+    "profiling": _room("where the time of a run goes: spans, table and trace"),
     "plugins": _room("entry points of installed packages"),
     "console": _room("text for people: consoles, messages, numbers with units"),
     "machine": _room("cores and memory of this machine"),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from polyfed import profiling
 from polyfed.config import Config, code_digest, parse
 from polyfed.config.trust import ADOPT, REMEDY, require_trust
 from polyfed.errors import InputError
@@ -18,8 +18,8 @@ from polyfed.federation.run_arguments import method_section, raw_config
 from polyfed.federation.session_code import import_user_code, with_user_code
 from polyfed.runs.atomic_files import check_folder_creatable
 from polyfed.runs.folder import RunFolder
-from polyfed.runs.noise_level import noise_messages
-from polyfed.runs.records import Result, failure_summary
+from polyfed.runs.records import Result
+from polyfed.runs.result_warnings import warn_of_problems
 
 if TYPE_CHECKING:
     from polyfed.data.dataset import Dataset
@@ -36,6 +36,7 @@ def run(
     force: bool = False,
     observers: Sequence[Observer] = (),
     progress: bool | None = None,
+    profile: bool = False,
     **settings: Any,
 ) -> Result:
     """Run an experiment and return its result.
@@ -55,6 +56,8 @@ def run(
         force: Move an existing run folder to `NAME.old-1` (or the next free number) and run again.
         observers: Objects whose methods are called during the run, see `polyfed.experiment.Observer`.
         progress: Show a progress bar. None: in a terminal or a notebook.
+        profile: Print where the time of the run went, and write `profile.json`, a trace for ui.perfetto.dev, to the
+            run folder.
         settings: Top-level keys of the config, such as `rounds=5` or `train={"lr": 0.1}`.
 
     Examples:
@@ -69,16 +72,17 @@ def run(
         from polyfed.federation.user_imports import check_no_nested_run
 
         check_no_nested_run()
-    raw, dataset = raw_config(config, data=data, models=models, method=method, settings=settings)
-    result = run_with_progress(
-        with_user_code(parse(raw)),
-        out=Path(out) if out else None,
-        force=force,
-        data=dataset,
-        observers=observers,
-        progress=progress,
-    )
-    _warn_of_problems(result)
+    with profiling.profiled(profile, print):
+        raw, dataset = raw_config(config, data=data, models=models, method=method, settings=settings)
+        result = run_with_progress(
+            with_user_code(parse(raw)),
+            out=Path(out) if out else None,
+            force=force,
+            data=dataset,
+            observers=observers,
+            progress=progress,
+        )
+    warn_of_problems(result)
     return result
 
 
@@ -238,7 +242,7 @@ def resume(
 
     with progress_observers(progress, str(opened.config.method["name"])) as shown:
         result = execute(opened, data=dataset, observers=[*observers, *shown])
-    _warn_of_problems(result)
+    warn_of_problems(result)
     return result
 
 
@@ -252,15 +256,17 @@ def execute(opened: OpenedRun, *, data: Dataset | None = None, observers: Sequen
     if config.engine.name == "flower":
         raise InputError("engine flower reaches sites on other machines; start it with polyfed serve")
     tracking = trackers.create_trackers(config.track)
-    from polyfed.experiment import Experiment, versions  # imports torch
-    from polyfed.federation import simulation
-    from polyfed.federation.user_code import initial_weights
+    with profiling.span("startup", "import torch"):
+        from polyfed.experiment import Experiment, versions
+        from polyfed.federation import simulation
+        from polyfed.federation.user_code import initial_weights
 
-    if opened.exists:
-        import_user_code(config, folder)
-        if data is None:
-            check_data_exists(config, folder.path)
-    federation = simulation.build_federation(config, data=data)
+    with profiling.span("startup", "build the federation"):
+        if opened.exists:
+            import_user_code(config, folder)
+            if data is None:
+                check_data_exists(config, folder.path)
+        federation = simulation.build_federation(config, data=data)
 
     def note(sentence: str) -> None:
         if not opened.replace:  # the folder still holds the old run
@@ -271,13 +277,15 @@ def execute(opened: OpenedRun, *, data: Dataset | None = None, observers: Sequen
             logging.getLogger("polyfed").warning(sentence)
 
     with trackers.track_run(config.track, tracking, note) as tracker_observers:
-        experiment = Experiment(federation, folder, [*observers, *tracker_observers])
+        with profiling.span("startup", "check the run"):
+            experiment = Experiment(federation, folder, [*observers, *tracker_observers])
         if opened.replace:
             folder.set_aside()
         if not opened.exists:
             settings = {**config.to_dict(), "name": config.run_name, "versions": {**versions(), "code": opened.code}}
             folder.create(settings, config.user_code, initial_weights(config) if config.user_code else b"")
-        return experiment.run()
+        with profiling.saved(folder.write_profile):
+            return experiment.run()
 
 
 def run_path(config: Config, out: Path | None = None) -> Path:
@@ -288,11 +296,3 @@ def run_path(config: Config, out: Path | None = None) -> Path:
 def read_config(folder: RunFolder) -> Config:
     """Read the config of an existing run."""
     return parse(folder.config(), str(folder.config_file)).with_user_code(folder.user_code())
-
-
-def _warn_of_problems(result: Result) -> None:
-    """Warn the caller of `run` or `resume` of missing replies, and of noise that is stronger than the signal."""
-    if result.failures:
-        warnings.warn(f"{failure_summary(result)}; see result['failures']", stacklevel=3)
-    for message in noise_messages(result):
-        warnings.warn(message, stacklevel=3)

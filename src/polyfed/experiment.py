@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 
 import polyfed
+from polyfed import profiling
 from polyfed.config import Config, size_in_bytes
 from polyfed.core.door import Door, TooFewRepliesError
 from polyfed.core.engine import Call, Engine
@@ -89,7 +90,8 @@ class Experiment:
     def _run(self) -> Result:
         checkpoints = Checkpoints(self.folder.checkpoint_folder, local_states=self.engine is None)
         self.federation.save_metadata(self.folder, self.roster)
-        engine = self.engine or self._create_engine()
+        with profiling.span("startup", "start the engine"):
+            engine = self.engine or self._create_engine()
         try:
             loop = self._round_loop(engine)
             history = self._start(checkpoints, loop.door)
@@ -167,19 +169,20 @@ class Experiment:
             for failure in loop.door.stats.failures:
                 self.folder.event("failure", **failure)
             raise
-        for event in self.server.events:
-            self.folder.event("method", **{**event, "kind": event["event"]})
-        for kind, tensors in self.server.artifacts.items():
-            self.folder.write_artifact(kind, number, tensors)
-        if result.evaluation.confusion:
-            matrices = round_metrics.confusion_by_client(result.evaluation, loop.clients)
-            self.folder.write_artifact("confusion", number, matrices)
-        for failure in result.stats.failures:
-            self.folder.event("failure", **failure)
-        for upload in result.stats.uploads:
-            self.folder.event("left", round=number, **upload)
-        record = self._record(result)
-        self.folder.event("round", **record.to_dict())
+        with profiling.span("write", "write events"):
+            for event in self.server.events:
+                self.folder.event("method", **{**event, "kind": event["event"]})
+            for kind, tensors in self.server.artifacts.items():
+                self.folder.write_artifact(kind, number, tensors)
+            if result.evaluation.confusion:
+                matrices = round_metrics.confusion_by_client(result.evaluation, loop.clients)
+                self.folder.write_artifact("confusion", number, matrices)
+            for failure in result.stats.failures:
+                self.folder.event("failure", **failure)
+            for upload in result.stats.uploads:
+                self.folder.event("left", round=number, **upload)
+            record = self._record(result)
+            self.folder.event("round", **record.to_dict())
         for observer in self.observers:
             observer.round_done(record)
         return record

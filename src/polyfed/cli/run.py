@@ -24,6 +24,12 @@ def run(
     overrides: OVERRIDES = None,
     out: Annotated[Path | None, typer.Option(help="The run folder.", show_default="runs/NAME")] = None,
     force: FORCE = False,
+    profile: Annotated[
+        bool,
+        typer.Option(
+            "--profile", help="Print where the time went, and write profile.json, a trace for ui.perfetto.dev."
+        ),
+    ] = False,
     trust: TRUST = False,
     json: JSON = False,
     quiet: QUIET = False,
@@ -37,12 +43,14 @@ def run(
     from polyfed.config import load_config
     from polyfed.config.early_checks import check_names
     from polyfed.config.trust import check_source_trusted
+    from polyfed.profiling import profiled
 
-    parsed = load_config(config, overrides or [])
-    if not trust:
-        check_source_trusted(parsed, config)
-    check_names(parsed)
-    _run_and_print(api.open_run(parsed, out, force=force), json, quiet)
+    with profiled(profile, _print_lines if json else print_text):
+        parsed = load_config(config, overrides or [])
+        if not trust:
+            check_source_trusted(parsed, config)
+        check_names(parsed)
+        _run_and_print(api.open_run(parsed, out, force=force), json, quiet)
 
 
 def resume(
@@ -86,6 +94,12 @@ def print_outcome(result: Result, folder: Path, json: bool) -> None:
         return
     print_result(result)
     print_text(f"Run folder: {folder}")
+
+
+def _print_lines(text: str) -> None:
+    """Print a text of several lines to stderr."""
+    for line in text.splitlines():
+        print_message(line)
 
 
 def _run(opened: OpenedRun, quiet: bool) -> Result:

@@ -10,10 +10,9 @@ import json
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import partial
 
-from polyfed import devices
+from polyfed import devices, profiling
 from polyfed.core import rng
 from polyfed.core.client import Client, copy_into, weights_of
 from polyfed.core.client_evaluation import check_measures, measure_client
@@ -22,6 +21,7 @@ from polyfed.core.codec import decode, encode
 from polyfed.core.engine import INITIAL, Answer, Call, StateStore, Task, TrainingStats
 from polyfed.core.finite_values import check_finite
 from polyfed.core.guard import Released, ReleaseLog
+from polyfed.core.loaded_client import LoadedClient
 from polyfed.core.memory_limits import failure_of, is_out_of_memory, repeat_with_less_memory
 from polyfed.core.message_header import MessageHeader, read_header
 from polyfed.core.method import Method
@@ -38,17 +38,6 @@ EVALUATE = "evaluate"  # name of evaluations in random streams
 FRAME_START = 36  # length of a frame's start, which contains its digest
 
 
-@dataclass
-class _LoadedClient:
-    """A client in memory."""
-
-    client: Client
-    version: int
-    digest: str
-    size: int
-    released: Released = field(default_factory=dict)  # if releases are part of the client's state
-
-
 class Host:
     """Runs tasks on clients. If loaded clients exceed `memory_budget` bytes, the least recently used are dropped.
 
@@ -60,7 +49,7 @@ class Host:
         self._store = store
         self._budget = memory_budget
         self._limit = message_limit
-        self._loaded: OrderedDict[str, _LoadedClient] = OrderedDict()
+        self._loaded: OrderedDict[str, LoadedClient] = OrderedDict()
         self._memory = 0  # bytes of the loaded clients
         self._test: Samples | None = None  # common test samples, once they are needed
         self._too_large = ("", 1)  # model and batch size of the task that ran last
@@ -73,6 +62,11 @@ class Host:
 
         A task that does not fit into a device's memory is repeated here, or by the engine if it was not `alone`.
         """
+        kind = "+".join(call.steps or call.measures)
+        with profiling.span("python", f"{task.client}: {kind}"):
+            return self._handle(call, task, shared, alone)
+
+    def _handle(self, call: Call, task: Task, shared: bytes, alone: bool) -> Answer:
         attempt = partial(self._attempt, call, task, shared)
         answer = attempt(None)
         if is_out_of_memory(answer):
@@ -94,7 +88,8 @@ class Host:
         started = time.perf_counter()
         self._too_large = ("of this client", 1)
         try:
-            loaded = self._load(task.client, task.base)
+            with profiling.span("load", "load client"):
+                loaded = self._load(task.client, task.base)
             client = loaded.client
             self._too_large = (client.profile.architecture, client.settings.batch_size)
             settings = client.settings
@@ -103,14 +98,16 @@ class Host:
             client.seed, client.round, client.fits = self._maker.seed, call.round, []
             if not call.steps:
                 is_probe = len(call.measures) == 1 and call.measures[0] in PROBES
-                result = self._probe(client, call) if is_probe else self._evaluate(client, call, task, shared)
+                with profiling.span("evaluate", "evaluate"):
+                    result = self._probe(client, call) if is_probe else self._evaluate(client, call, task, shared)
                 self._free_memory(keep=task.client)
                 return Answer(task.client, result, seconds=time.perf_counter() - started)
             reply = self._run(loaded, call, task, shared)
             frame = encode(reply).data
-            self._commit(loaded, call.number)
-            if task.discard:
-                self._store.discard(task.client, task.discard)
+            with profiling.span("write", "write state"):
+                self._commit(loaded, call.number)
+                if task.discard:
+                    self._store.discard(task.client, task.discard)
             client.settings = settings
         except Exception as error:
             self._drop(task.client)  # it may be half changed; its last state is in the store
@@ -126,7 +123,7 @@ class Host:
 
     # steps
 
-    def _run(self, loaded: _LoadedClient, call: Call, task: Task, shared: bytes) -> Mapping[str, Value]:
+    def _run(self, loaded: LoadedClient, call: Call, task: Task, shared: bytes) -> Mapping[str, Value]:
         client, method, guard = loaded.client, self._maker.method, self._maker.guard
         messages = combined(method, call.steps)
         msg = self._receive(call, task, shared, client)
@@ -136,7 +133,8 @@ class Host:
         for name, label in zip(call.steps, call.labels, strict=True):
             client.step = label
             client.model.train()  # as in a newly created client, whatever mode the last step left
-            with rng.seeded(client.seed, "torch", client.name, call.round, label):
+            seeded = rng.seeded(client.seed, "torch", client.name, call.round, label)
+            with seeded, profiling.span("python", label):
                 answer = getattr(method, name)(client, msg)
             reply.update(answer or {})
         unknown = reply.keys() - messages.up.keys()
@@ -152,14 +150,14 @@ class Host:
                 self._record_released(loaded, after)
         return reply
 
-    def _released(self, loaded: _LoadedClient) -> Released:
+    def _released(self, loaded: LoadedClient) -> Released:
         """Return the client's releases so far. A site uses its own log, whichever state the coordinator names."""
         if not self._maker.secret or not isinstance(self._store, ReleaseLog):
             return loaded.released
         released: Released = json.loads(self._store.read_releases(loaded.client.name) or b"{}")
         return released
 
-    def _record_released(self, loaded: _LoadedClient, released: Released) -> None:
+    def _record_released(self, loaded: LoadedClient, released: Released) -> None:
         if self._maker.secret and isinstance(self._store, ReleaseLog):
             self._store.write_releases(loaded.client.name, json.dumps(released).encode())  # before the reply is sent
         else:
@@ -249,13 +247,13 @@ class Host:
 
     # states
 
-    def _load(self, name: str, version: int) -> _LoadedClient:
+    def _load(self, name: str, version: int) -> LoadedClient:
         """Return the client in the given state version."""
         loaded = self._loaded.get(name)
         if loaded is None or loaded.version != version:
             if loaded is None or version == INITIAL:
                 self._drop(name)
-                loaded = _LoadedClient(self._maker.make_client(name), INITIAL, "", 0)
+                loaded = LoadedClient(self._maker.make_client(name), INITIAL, "", 0)
             if version != INITIAL:
                 saved = decode(self._store.read(name, version))
                 copy_into(loaded.client.model, saved.weights("model"))
@@ -269,7 +267,7 @@ class Host:
         self._loaded.move_to_end(name)
         return loaded
 
-    def _commit(self, loaded: _LoadedClient, version: int) -> None:
+    def _commit(self, loaded: LoadedClient, version: int) -> None:
         saved: dict[str, Value] = {"model": loaded.client.model.state_dict(), "state": loaded.client.state}
         if loaded.released:
             saved["released"] = json.dumps(loaded.released)
@@ -285,7 +283,7 @@ class Host:
         secret = self._maker.secret
         return hmac.new(secret.encode(), f"state {digest}".encode(), hashlib.sha256).hexdigest() if secret else digest
 
-    def _update_size(self, loaded: _LoadedClient, state: int) -> None:
+    def _update_size(self, loaded: LoadedClient, state: int) -> None:
         """Update the memory use of a loaded client: its state and its data."""
         size = state + loaded.client.train.inputs.nbytes + loaded.client.test.inputs.nbytes
         self._memory += size - loaded.size

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyfed import profiling
 from polyfed.core.class_tables import ClassTable
 from polyfed.core.message_header import DTYPES, MAGIC, START, MessageHeader, TensorHeader, field_of, read_header
 from polyfed.core.payload import Payload, Scalar, Value
@@ -46,6 +47,11 @@ class Frame:
 
 def encode(payload: Mapping[str, Value]) -> Frame:
     """Encode a payload. Raise PayloadError if it holds anything but tensors, class tables and JSON scalars."""
+    with profiling.span("encode", "encode"):
+        return _encode(payload)
+
+
+def _encode(payload: Mapping[str, Value]) -> Frame:
     tensors: dict[str, Tensor] = {}
     scalars: dict[str, Scalar] = {}
     tables: dict[str, list[object]] = {}
@@ -119,6 +125,11 @@ def _pack(tensors: Mapping[str, Tensor]) -> list[bytes | memoryview]:
 
 def decode(data: bytes, header: MessageHeader | None = None) -> Payload:
     """Decode a frame. Tensors are copies with their own memory."""
+    with profiling.span("decode", "decode"):
+        return _decode(data, header)
+
+
+def _decode(data: bytes, header: MessageHeader | None) -> Payload:
     header = header or read_header(data)
     tensors = {path: _read_tensor(data, header.data_start, tensor) for path, tensor in header.tensors.items()}
     values: dict[str, Value] = {path: t for path, t in tensors.items() if "#" not in path}

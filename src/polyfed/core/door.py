@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from polyfed import profiling
 from polyfed.core.client_profile import Profile
 from polyfed.core.codec import decode, encode, encode_each
 from polyfed.core.engine import INITIAL, Answer, Call, Engine, Failure, Task, rejection
@@ -141,6 +142,7 @@ class Door:
         sent = read_header(shared.data) if compared else None
         replied = 0
         answers = self.engine.call(call, shared.data, tasks)
+        answers = profiling.spans("transfer", f"call {call.number}: {'+'.join(steps)}", answers)
         for answer in self._timed(answers):
             down = sent.joined(read_header(own[answer.client].data)) if sent and answer.client in own else sent
             reply = self._accept(call, answer, messages, down)

@@ -5,6 +5,7 @@ Evaluation is not part of a method's traffic: its bytes are not counted, and cli
 
 from __future__ import annotations
 
+import contextvars
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from polyfed import profiling
 from polyfed.core.client_profile import Layout, Profile
 from polyfed.core.codec import Frame, decode, encode, encode_each
 from polyfed.core.engine import INITIAL, Call, Task, rejection
@@ -67,7 +69,8 @@ class Evaluator:
         if self._door.engine.concurrent:
             # a copy, because the server may change what it published
             frozen = Outgoing(decode(encode(published.shared).data), published.each)
-            self._running = self._thread.submit(self.evaluate, clients, measures, frozen, metrics)
+            context = contextvars.copy_context()  # with the recorder of this run's profile
+            self._running = self._thread.submit(context.run, self.evaluate, clients, measures, frozen, metrics)
             return self._running
         started = time.perf_counter()
         future: Future[Evaluation] = Future()
@@ -80,7 +83,8 @@ class Evaluator:
         if self._running is not None:
             started = time.perf_counter()
             running, self._running = self._running, None
-            running.result()
+            with profiling.span("wait", "wait for the evaluation"):
+                running.result()
             self._door.stats.evaluation_wait_seconds += time.perf_counter() - started
 
     def evaluate(
@@ -106,7 +110,8 @@ class Evaluator:
                 Task(name, door.ledger.versions.get(name, INITIAL), own[name].data if name in own else b"")
                 for name in (names if requested else ())
             ]
-            for answer in door.engine.call(call, shared, tasks):
+            answers = profiling.spans("transfer", "evaluation", door.engine.call(call, shared, tasks))
+            for answer in answers:
                 if answer.failure is not None:
                     door.record_failure(call, answer.client, answer.failure)
                     continue
@@ -139,7 +144,8 @@ class Evaluator:
         call = Call(-self._calls, door.round, measures=(kind,))
         tasks = [Task(name, door.ledger.versions.get(name, INITIAL)) for name in clients]
         length = 0
-        for answer in door.engine.call(call, encode({}).data, tasks):
+        answers = profiling.spans("transfer", f"probe {kind}", door.engine.call(call, encode({}).data, tasks))
+        for answer in answers:
             if answer.failure is not None:
                 door.record_failure(call, answer.client, answer.failure)
                 continue

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from polyfed import profiling
 from polyfed.core.codec import decode, encode
 from polyfed.core.cohort import Cohort
 from polyfed.core.door import Door, OutlierRepliesError, TooFewRepliesError
@@ -96,7 +97,8 @@ class RoundLoop:
         repeats, last_error = self.repeats, ""
         while True:
             try:
-                return self._attempt(number)
+                with profiling.span("server", f"round {number}"):
+                    return self._attempt(number)
             except TooFewRepliesError as error:
                 if not repeats:
                     raise

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from polyfed import profiling
 from polyfed.core.engine import Answer, Call, Task
 from polyfed.core.memory_limits import is_out_of_memory
 from polyfed.devices import DeviceChoice
@@ -47,6 +48,9 @@ class _Worker:
             raise RunError(f"a worker could not be set up: {head['broken']}")
         if "ready" in head:
             self.ready, self.since = True, time.monotonic()
+            recorder = profiling.current()
+            if recorder is not None:
+                recorder.add_worker_times(self.index, head["profile"])
             return None
         return head, block
 
@@ -71,7 +75,14 @@ class PoolEngine:
         timeout: float | None = None,
     ) -> None:
         """Start one worker for every entry of `workers`, which names its device."""
-        self._setup = {"host_factory": host_factory, "description": description}
+        recorder = profiling.current()
+        if recorder is not None:
+            recorder.add_workers(len(workers))
+        self._setup = {
+            "host_factory": host_factory,
+            "description": description,
+            "profile": recorder is not None,
+        }
         self._devices = workers
         self._timeout = timeout
         self._fork_server = fork_server.acquire()
@@ -136,6 +147,7 @@ class _PoolCall:
         self._shared = shared
         self._tasks = tasks
         self._timeout = timeout
+        self._recorder = profiling.current()
         self._scheduler = CallScheduler(call, tasks, pool.affinity, len(pool.workers()))
         # tasks that need a device for themselves, and the worker that has one for itself
         self._alone: dict[tuple[str, int], deque[int]] = {}
@@ -239,7 +251,9 @@ class _PoolCall:
         if self._timeout is not None:
             ready = [worker.since for worker in busy.values() if worker.ready]
             wait_seconds = max(0.0, min(ready) + self._timeout - time.monotonic()) if ready else None
-        for connection in wait(list(busy), wait_seconds):
+        with profiling.span("wait", "wait for workers"):
+            connections = wait(list(busy), wait_seconds)
+        for connection in connections:
             worker = busy[connection]  # type: ignore[index]
             try:
                 message = worker.receive()
@@ -248,6 +262,8 @@ class _PoolCall:
                 continue
             if message is None:
                 continue
+            if self._recorder is not None:
+                self._recorder.add_worker_times(worker.index, message[0]["profile"], call=self._call.number)
             self._finish(worker, framing.answer_from_json(*message))
             worker.since = time.monotonic()
         if self._timeout is not None:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from polyfed import profiling
 from polyfed.core.client_host import Host
 from polyfed.core.engine import INITIAL, Task
 from polyfed.engines import framing
@@ -23,6 +24,7 @@ from polyfed.engines.fork_server import WORKER
 from polyfed.engines.ray_cluster import restore_proxy
 from polyfed.errors import PolyfedError, StateError
 from polyfed.machine import peak_rss
+from polyfed.profiling import Recorder
 
 SMALL = 64 << 10  # smaller blocks travel inside the message; larger ones are mapped from Ray's object store
 Block = bytes | np.ndarray[Any, Any]
@@ -72,6 +74,7 @@ class Actor:
         self._store = TaskStateStore()
         self._host: Host | None = None
         self._shared: tuple[int, bytes] = (0, b"")
+        self._recorder: Recorder | None = None  # None: the run is not profiled
 
     def set_up(self, host_factory: str, description: bytes, files: Sequence[Block]) -> str:
         """Create the host. Return an error message, or an empty string.
@@ -82,6 +85,7 @@ class Actor:
         os.environ[WORKER] = "1"  # a user's file that is imported here must not start a run
         restore_proxy()
         settings = json.loads(description)
+        self._recorder = Recorder() if settings.get("profile") else None
         sys.path += [folder for folder in settings.get("search", []) if folder not in sys.path]
         module, _, name = host_factory.partition(":")
         try:
@@ -112,10 +116,13 @@ class Actor:
                 continue
             if state:
                 self._store.add(task.client, task.base, state)
-            answer = self._host.handle(call, task, self._shared[1])
+            with profiling.recording(self._recorder):
+                answer = self._host.handle(call, task, self._shared[1])
             new = self._store.take_new(task.client)
             entries.append({"answer": framing.answer_to_json(answer), "state": bool(new)})
             out += [block_of(answer.frame), block_of(new)] if new else [block_of(answer.frame)]
+        if self._recorder is not None:
+            entries[-1]["profile"] = self._recorder.take()  # of the whole batch
         return [json.dumps(entries).encode(), *out]
 
     def _has(self, task: Task) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from polyfed import profiling
 from polyfed.core.engine import INITIAL, Answer, Call, Failure, Task
 from polyfed.engines import framing
 from polyfed.engines.ray_actor import Block, block_of, bytes_of
@@ -57,6 +58,7 @@ class RayCall:
         self._call = call
         self._shared = shared
         self._tasks = tasks
+        self._recorder = profiling.current()
         self._scheduler = CallScheduler(call, tasks, engine.affinity, len(engine.workers))
         self._suspects: set[int] = set()  # tasks of a batch during which an actor died; they are sent alone
 
@@ -148,7 +150,9 @@ class RayCall:
         elif timeout:
             until = min(worker.since for worker in busy) + timeout
         wait_seconds = None if until is None else max(0.0, until - time.monotonic())
-        for reference in self._ray.wait(list(waited), timeout=wait_seconds)[0]:
+        with profiling.span("wait", "wait for workers"):
+            references = self._ray.wait(list(waited), timeout=wait_seconds)[0]
+        for reference in references:
             worker = waited[reference]
             if worker.starting is not None:
                 self._engine.finish_start(worker)
@@ -175,6 +179,9 @@ class RayCall:
         worker.since = time.monotonic()
         received = iter(blocks)
         for number, entry in zip(batch.numbers, json.loads(head), strict=True):
+            if self._recorder is not None and "profile" in entry:
+                now = time.perf_counter()  # nodes have clocks of their own
+                self._recorder.add_worker_times(worker.index, entry["profile"], call=self._call.number, end=now)
             if "missing" in entry:
                 self._engine.held.pop(self._tasks[number].client, None)
                 self._scheduler.put_back(worker.index, [number])

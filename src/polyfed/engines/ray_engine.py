@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from polyfed import profiling
 from polyfed.core.engine import Answer, Call, StateStore, Task
 from polyfed.engines.ray_actor import Actor, block_of
 from polyfed.engines.ray_call import RayCall, Worker, error_summary
@@ -42,10 +43,13 @@ class RayEngine:
         self.affinity = WorkerAffinity(workers)
         self.held: dict[str, tuple[Any, int]] = {}  # the actor that has a client, and the state version
         self._cluster = cluster
+        recorder = profiling.current()
+        if recorder is not None:
+            recorder.add_workers(workers)
         # stored once, also for actors that replace others later
         self._setup = (
             host_factory,
-            json.dumps(description).encode(),
+            json.dumps({**description, "profile": recorder is not None}).encode(),
             self.ray.put([block_of(file) for file in files]),
         )
         self._failed_starts = 0

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from polyfed import profiling
 from polyfed.core.codec import decode, encode
 from polyfed.core.ledger import Ledger
 from polyfed.core.payload import State
@@ -49,6 +50,10 @@ class Checkpoints:
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint atomically and delete all but the two most recent ones."""
+        with profiling.span("write", f"checkpoint {checkpoint.round}"):
+            self._write(checkpoint)
+
+    def _write(self, checkpoint: Checkpoint) -> None:
         ledger = checkpoint.ledger
         self.store.sync(ledger.versions)
         metadata = {

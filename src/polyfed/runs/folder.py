@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 import yaml
 
+from polyfed import profiling
 from polyfed.errors import InputError, RunError
 from polyfed.runs import lock_owner, safe_files
 from polyfed.runs.atomic_files import write_atomically
@@ -64,6 +65,10 @@ class RunFolder:
     @property
     def weights_file(self) -> Path:
         return self.path / "initial_weights.safetensors"
+
+    @property
+    def profile_file(self) -> Path:
+        return self.path / "profile.json"
 
     @property
     def lock_file(self) -> Path:
@@ -173,7 +178,11 @@ class RunFolder:
             self.unlock()
 
     def write_result(self, result: dict[str, Any]) -> None:
-        write_atomically(self.result_file, json.dumps(result, indent=1).encode())
+        with profiling.span("write", "write the result"):
+            write_atomically(self.result_file, json.dumps(result, indent=1).encode())
+
+    def write_profile(self, trace: str) -> None:
+        write_atomically(self.profile_file, trace.encode(), durable=False)
 
     def write_clients(self, clients: dict[str, Any]) -> None:
         write_atomically(self.clients_file, json.dumps(clients).encode(), durable=False)

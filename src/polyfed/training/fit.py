@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from polyfed import profiling
 from polyfed.training.optimizers import SGD, Adam
 from polyfed.training.precision import Precision, use_precision
 from polyfed.training.random_draws import Draw, batch_sizes, drawn_ahead
@@ -88,19 +89,25 @@ def fit(
     losses: list[Tensor] = []
     sizes: list[int] = []
     drop_single = has_batchnorm(modules)
-    for x, y, *drawn in _epochs(samples, settings, shuffle, draw, drop_single=drop_single):
+
+    def step(batch: Sequence[Tensor]) -> Tensor:
+        """Train on one batch and return its task loss."""
         optimizer.zero_grad(set_to_none=True)
-        if settings.micro_batch is not None and len(y) > settings.micro_batch:
-            task = accumulate_gradients(loss, (x, y, *drawn), settings, min_size=2 if drop_single else 1)
+        if settings.micro_batch is not None and len(batch[1]) > settings.micro_batch:
+            task = accumulate_gradients(loss, batch, settings, min_size=2 if drop_single else 1)
         else:
-            task = compute_gradients(loss, (x, y, *drawn), settings)
+            task = compute_gradients(loss, batch, settings)
         if settings.clip_norm is not None:
             _clip(trained, settings.clip_norm)
         if adjust is not None:
             adjust()
         optimizer.step()
-        losses.append(task)
-        sizes.append(len(y))
+        return task
+
+    for batch in _epochs(samples, settings, shuffle, draw, drop_single=drop_single):
+        with profiling.timed("train"):
+            losses.append(step(batch))
+        sizes.append(len(batch[1]))
     optimizer.zero_grad(set_to_none=True)
     if not sizes:
         return Fit(0, 0, float("nan"))
