@@ -48,6 +48,7 @@ SLOW: dict[str, tuple[str, ...]] = {
         "tests/guards/test_privacy_runs.py",
         "tests/guards/test_privacy_sites.py",
         "tests/runs/test_code_changes.py",
+        "tests/profiling/",
         "tests/cli/test_cli_alternatives.py",
         "tests/cli/test_cli_compare.py",
         "tests/cli/test_cli_overrides_and_sweeps.py",

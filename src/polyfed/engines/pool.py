@@ -49,7 +49,7 @@ class _Worker:
         if "ready" in head:
             self.ready, self.since = True, time.monotonic()
             recorder = profiling.current()
-            if recorder is not None:
+            if recorder is not None and "profile" in head:
                 recorder.add_worker_times(self.index, head["profile"])
             return None
         return head, block
@@ -78,11 +78,8 @@ class PoolEngine:
         recorder = profiling.current()
         if recorder is not None:
             recorder.add_workers(len(workers))
-        self._setup = {
-            "host_factory": host_factory,
-            "description": description,
-            "profile": recorder is not None,
-        }
+        profile = recorder is not None
+        self._setup = {"host_factory": host_factory, "description": description, "profile": profile}
         self._devices = workers
         self._timeout = timeout
         self._fork_server = fork_server.acquire()
@@ -262,7 +259,7 @@ class _PoolCall:
                 continue
             if message is None:
                 continue
-            if self._recorder is not None:
+            if self._recorder is not None and "profile" in message[0]:
                 self._recorder.add_worker_times(worker.index, message[0]["profile"], call=self._call.number)
             self._finish(worker, framing.answer_from_json(*message))
             worker.since = time.monotonic()
