@@ -32,6 +32,7 @@ from polyfed.papers.loading import parse_paper
         ("tables/table1/published", {"digits": {"x": 1.0}}, "published.digits names 'x', but there is no such row"),
         ("claims/0/than", ["fedavg"], "claims.0.than names 'fedavg', but there is no such row of the table"),
         ("rows/fedvtc/variant_of", "before", "variant_of leads back to the row"),
+        ("settings/digits/tuned_as", "mnist", "settings.digits.tuned_as names 'mnist', but there is no such setting"),
         ("tuned", {"mnist": {}}, "tuned names 'mnist', but there is no such setting; known: digits"),
     ],
 )
@@ -56,6 +57,11 @@ def test_overrides_are_applied_in_order_and_variants_have_the_tuned_values() -> 
     local = cell_config(paper, "cpu", ("digits", "local"))  # another method drops the options of FedVTC
     assert (local.method, local.rounds) == ({"name": "local"}, 25)
     assert local.train.lr == read_source("fedvtc-digits")["train"]["lr"]  # tuned values belong to one row
+
+
+def test_a_setting_may_have_the_tuned_values_of_another() -> None:
+    raw = with_entry("settings/same", {**SMALL["settings"]["digits"], "tuned_as": "digits"})
+    assert cell_config(parse_paper(raw, "toy"), "cpu", ("same", "fedvtc")).train.lr == 0.5
 
 
 def test_another_method_class_keeps_the_options() -> None:

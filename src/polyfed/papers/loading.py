@@ -54,6 +54,7 @@ def _check_names(paper: Paper) -> None:
     _known("method", [paper.method], paper.rows, "row")
     presets = set(preset_names())
     for name, setting in paper.settings.items():
+        _known(f"settings.{name}.tuned_as", [setting.tuned_as] if setting.tuned_as else [], paper.settings, "setting")
         for scale in SCALES:
             scaled = setting.at(scale)
             if scaled is not None and scaled.preset not in presets:

@@ -39,10 +39,10 @@ tuned:                            # written by a tuning script; CPU scale only; 
 
 The config of a cell is the preset of its setting with overrides applied in this order: the setting's `set`, the row's
 `set`, the row's overrides for the scale (`cpu` or `paper`), and those for a single setting: at CPU scale `tuned`, at
-published scale the row's `paper_in`. A row with `variant_of` first gets everything that the other row gets, so an
-ablation uses the tuned values of the method; `with_method` replaces the method by another class and keeps its
-options, which `set: {method: NAME}` drops. Rows whose configs are equal share their runs: a row with another `moment`
-only reads another accuracy of the same run.
+published scale the row's `paper_in`. A setting with `tuned_as` has the tuned values of another one. A row with
+`variant_of` first gets everything that the other row gets, so an ablation uses the tuned values of the method;
+`with_method` replaces the method by another class and keeps its options, which `set: {method: NAME}` drops. Rows
+whose configs are equal share their runs: a row with another `moment` only reads another accuracy of the same run.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ class Setting(Section):
     title: str
     cpu: ScaledSetting | None = None
     paper: ScaledSetting | None = None
+    tuned_as: str | None = None  # another setting, whose tuned values are used
 
     def at(self, scale: Scale) -> ScaledSetting | None:
         return self.cpu if scale == "cpu" else self.paper
@@ -178,5 +179,6 @@ class Paper(Section):
         """Return the overrides of a row by itself in a setting, in the order in which they are applied."""
         entry = self.rows[row]
         if scale == "cpu":
-            return [entry.set, entry.cpu, self.tuned.get(setting, {}).get(row, {})]
+            tuned = self.tuned.get(self.settings[setting].tuned_as or setting, {})
+            return [entry.set, entry.cpu, tuned.get(row, {})]
         return [entry.set, entry.paper, entry.paper_in.get(setting, {})]
