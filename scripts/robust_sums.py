@@ -22,12 +22,12 @@ from polyfed.testing.rounds import run_on_serial
 RULES = ("mean", "median", "trimmed-mean", "norm-clipped", "krum", "geometric-median")
 ATTACKS = {"-10": -10.0, "1,000,000": 1e6}
 ATTACKERS = ("2", "7", "11", "16")  # 4 of 20 clients, never a majority of the clients with one architecture
-# The models, the accuracy that the method is for (of one common model, or of personal models), and the rounds.
-METHODS: dict[str, tuple[Any, str, int]] = {
-    "fedavg": (["tiny-cnn"], "global", 15),
-    "heterofl": ("tiny-widths", "global", 40),
-    "fedproto": ("tiny4", "personal", 15),
-    "fedl2g": ("tiny4", "personal", 15),
+# The models, the accuracy that the method is for (of one common model, or of personal models), rounds and rate.
+METHODS: dict[str, tuple[Any, str, int, float]] = {
+    "fedavg": (["tiny-cnn"], "global", 15, 0.05),
+    "heterofl": ("tiny-widths", "global", 15, 0.05),
+    "fedproto": (["tiny-cnn"], "personal", 12, 0.02),
+    "fedl2g": ("tiny4", "personal", 15, 0.05),
 }
 
 
@@ -40,7 +40,7 @@ def config_of(method: str, rule: str, rounds: int) -> Config:
         "models": {"group": METHODS[method][0]},
         "clients": 20,
         "rounds": rounds,
-        "train": {"lr": 0.05},
+        "train": {"lr": METHODS[method][3]},
         "engine": {"name": "serial", "device": "cpu"},
     }
     return parse(common)
@@ -65,7 +65,7 @@ def accuracy(config: Config, factor: float) -> float | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("methods", nargs="*", default=list(METHODS), help="all if left out")
-    parser.add_argument("--rounds", type=int, help="instead of 15, or 40 for HeteroFL")
+    parser.add_argument("--rounds", type=int, help="instead of the number that METHODS has")
     arguments = parser.parse_args()
     print(f"| method | factor | honest mean | {' | '.join(RULES)} |\n|---|---|---|{'---|' * len(RULES)}")
     for method in arguments.methods:
