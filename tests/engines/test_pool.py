@@ -30,6 +30,7 @@ class Echo:
     """Returns what it received, after it did what the orders say."""
     def __init__(self, description):
         self.folder = description["folder"]
+        self.started = 0  # tasks so far
 
     def free_device(self):
         open(os.path.join(self.folder, f"freed-{os.getpid()}"), "w").close()
@@ -45,7 +46,9 @@ class Echo:
         if deaths < orders.get("die", 0):
             open(f"{mark}.{deaths}", "w").close()
             os.kill(os.getpid(), signal.SIGKILL)
+        self.started += 1
         reply = {"pid": os.getpid(), "shared": decode(shared).number("x"), "payload": orders.get("payload")}
+        reply["start"] = self.started
         return Answer(task.client, encode(reply).data, seconds=orders.get("sleep", 0.0))
 
 def make(description):
@@ -95,6 +98,17 @@ def test_answers_come_in_task_order(start: Any) -> None:
     answers = ask(pool, orders)
     assert [a.client for a in answers] == list(orders)
     assert all(a.failure is None and decode(a.frame).number("shared") == 1.0 for a in answers)
+
+
+def test_costs_change_the_order_of_starts_and_not_the_answers(start: Any) -> None:
+    orders: dict[str, Mapping[str, Any]] = {f"c{k}": {"payload": k} for k in range(5)}
+    plain, by_cost = (
+        [decode(answer.frame) for answer in ask(pool, orders)]
+        for pool in (start(1), start(1, costs={f"c{k}": float(k) for k in range(5)}))
+    )
+    assert [reply.number("payload") for reply in plain] == [reply.number("payload") for reply in by_cost]
+    assert [reply.number("start") for reply in plain] == [1, 2, 3, 4, 5]
+    assert [reply.number("start") for reply in by_cost] == [5, 4, 3, 2, 1]
 
 
 def test_clients_stay_with_their_worker(start: Any) -> None:

@@ -21,7 +21,7 @@ def tasks(count: int) -> list[Task]:
 @given(count=st.integers(0, 30), workers=st.integers(1, 4), seed=st.integers(0, 999), weight=st.integers(0, 2))
 def test_every_task_is_answered_once_and_in_order(count: int, workers: int, seed: int, weight: int) -> None:
     draw = random.Random(seed)
-    affinity = WorkerAffinity(workers)
+    affinity = WorkerAffinity()
     for task in tasks(count):
         affinity.record(CALL, Answer(task.client, seconds=draw.random()))
         affinity.assign(task.client, draw.randrange(workers))
@@ -52,7 +52,7 @@ def test_every_task_is_answered_once_and_in_order(count: int, workers: int, seed
 
 
 def test_the_longest_tasks_of_this_kind_of_call_go_first() -> None:
-    affinity = WorkerAffinity(1)
+    affinity = WorkerAffinity()
     for client, trained, measured in (("c0", 1.0, 3.0), ("c1", 2.0, 2.0), ("c2", 3.0, 1.0)):
         affinity.record(CALL, Answer(client, seconds=trained))
         affinity.record(Call(-1, 1, measures=("global",)), Answer(client, seconds=measured))
@@ -62,8 +62,34 @@ def test_the_longest_tasks_of_this_kind_of_call_go_first() -> None:
     assert [measuring.next_task(0, idle=True) for _ in range(4)] == [0, 1, 2, None]
 
 
+def test_new_clients_start_by_cost_and_measured_ones_by_time() -> None:
+    affinity = WorkerAffinity({"c0": 10.0, "c1": 40.0, "c2": 20.0, "c3": 30.0})
+    first = CallScheduler(CALL, tasks(4), affinity, 1)
+    assert [first.next_task(0, idle=True) for _ in range(4)] == [1, 3, 2, 0]
+    affinity.record(CALL, Answer("c0", seconds=25.0))
+    affinity.record(CALL, Answer("c1", seconds=0.0))  # together half a second per unit of cost
+    assert affinity.expected_seconds(CALL, ["c0", "c1", "c2", "c3"]) == [25.0, 0.0, 10.0, 15.0]
+    second = CallScheduler(CALL, tasks(4), affinity, 1)
+    assert [second.next_task(0, idle=True) for _ in range(4)] == [0, 3, 2, 1]
+
+
+def test_new_clients_go_to_the_worker_with_the_least_work() -> None:
+    affinity = WorkerAffinity({"c0": 1.0, "c1": 2.0, "c2": 3.0, "c3": 6.0})
+    scheduler = CallScheduler(CALL, tasks(4), affinity, 2)
+    assert [scheduler.next_task(0, idle=False) for _ in range(2)] == [3, None]
+    assert [scheduler.next_task(1, idle=False) for _ in range(4)] == [2, 1, 0, None]
+
+
+def test_an_idle_worker_takes_the_longest_task_of_the_queue_with_the_most_work() -> None:
+    affinity = WorkerAffinity({"c0": 9.0, "c1": 8.0, "c2": 1.0, "c3": 1.0, "c4": 1.0})
+    for client, worker in (("c0", 0), ("c1", 0), ("c2", 1), ("c3", 1), ("c4", 1)):
+        affinity.assign(client, worker)
+    scheduler = CallScheduler(CALL, tasks(5), affinity, 3)
+    assert [scheduler.next_task(2, idle=True) for _ in range(3)] == [0, 1, 2]
+
+
 def test_only_the_running_task_times_out() -> None:
-    scheduler = CallScheduler(CALL, tasks(2), WorkerAffinity(1), 1)
+    scheduler = CallScheduler(CALL, tasks(2), WorkerAffinity(), 1)
     scheduler.timed_out(0, [scheduler.next_task(0, idle=True) or 0, scheduler.next_task(0, idle=False) or 1], 0.5)
     assert scheduler.next_task(0, idle=True) == 1
     scheduler.complete(1, Answer("c1"))

@@ -15,6 +15,7 @@ from polyfed.errors import InputError, nearest
 
 _NAMES = {
     "aggregation": "peak memory of a server that averages 50 clients with ResNet-26, compared with 5 clients",
+    "balance": "time of a round with unequal clients that start in client order, compared with the longest first",
     "device": "this machine's GPU, or processor: bit-identical results, synchronisations, throughput, TFLOPS",
     "dffke": "peak memory of DFFKE's server and 10 clients on 6,000 images of 28x28, in one process",
     "engines": "time of a round of 20 idle clients on every engine, compared with serial; start-up times",

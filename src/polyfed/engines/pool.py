@@ -73,8 +73,12 @@ class PoolEngine:
         workers: Sequence[DeviceChoice],
         *,
         timeout: float | None = None,
+        costs: Mapping[str, float] | None = None,
     ) -> None:
-        """Start one worker for every entry of `workers`, which names its device."""
+        """Start one worker for every entry of `workers`, which names its device.
+
+        `costs` are relative costs by client: the most expensive clients start first.
+        """
         recorder = profiling.current()
         if recorder is not None:
             recorder.add_workers(len(workers))
@@ -83,7 +87,7 @@ class PoolEngine:
         self._devices = workers
         self._timeout = timeout
         self._fork_server = fork_server.acquire()
-        self.affinity = WorkerAffinity(len(workers))
+        self.affinity = WorkerAffinity(costs)
         self._workers = [self._start(index) for index in range(len(workers))]
 
     @property

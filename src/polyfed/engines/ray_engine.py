@@ -36,11 +36,12 @@ class RayEngine:
         workers: int,
         *,
         timeout: float | None = None,
+        costs: Mapping[str, float] | None = None,
     ) -> None:
         self.ray = cluster.ray
         self.store = store
         self.timeout = timeout
-        self.affinity = WorkerAffinity(workers)
+        self.affinity = WorkerAffinity(costs)
         self.held: dict[str, tuple[Any, int]] = {}  # the actor that has a client, and the state version
         self._cluster = cluster
         recorder = profiling.current()

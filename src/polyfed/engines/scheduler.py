@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from polyfed.core.engine import Answer, Call, Failure, Task
 
@@ -14,14 +14,15 @@ MAX_DEATHS = 3  # a task during which this many workers died fails
 class WorkerAffinity:
     """Which worker last had each client, and how long each kind of call took there."""
 
-    def __init__(self, workers: int) -> None:
-        self._workers = workers
+    def __init__(self, costs: Mapping[str, float] | None = None) -> None:
+        """`costs` are relative costs by client, which order clients before their first call is measured."""
+        self._costs = costs or {}
         self._worker: dict[str, int] = {}
         self._seconds: dict[tuple[str, ...], dict[str, float]] = {}
 
-    def worker_of(self, client: str, number: int) -> int:
-        """Return the worker that last had a client. Distribute new clients by task number."""
-        return self._worker.get(client, number % self._workers)
+    def worker_of(self, client: str) -> int | None:
+        """Return the worker that last had a client, or None for a new client."""
+        return self._worker.get(client)
 
     def assign(self, client: str, worker: int) -> None:
         self._worker[client] = worker
@@ -29,6 +30,18 @@ class WorkerAffinity:
     def seconds(self, call: Call, client: str) -> float:
         """Return how long a call of this kind last took at a client, or 0 if it never ran there."""
         return self._seconds.get(call.steps or call.measures, {}).get(client, 0.0)
+
+    def expected_seconds(self, call: Call, clients: Sequence[str]) -> list[float]:
+        """Return how long a call will probably take at clients: as long as last time, or estimated from their costs.
+
+        The costs are scaled by the clients of this call that were measured before. If there are none, only the order
+        of the numbers has a meaning.
+        """
+        measured = self._seconds.get(call.steps or call.measures, {})
+        known = [client for client in clients if client in measured]
+        cost = sum(self._costs.get(client, 0.0) for client in known)
+        rate = sum(measured[client] for client in known) / cost if cost else 1.0
+        return [measured.get(client, self._costs.get(client, 0.0) * rate) for client in clients]
 
     def record(self, call: Call, answer: Answer) -> None:
         self._seconds.setdefault(call.steps or call.measures, {})[answer.client] = answer.seconds
@@ -46,9 +59,17 @@ class CallScheduler:
         self._buffered = 0  # bytes of the answers in the buffer
         self._deaths: dict[int, int] = {}
         self._next = 0
-        # long tasks first, so that all workers finish at about the same time
-        for number in sorted(range(len(tasks)), key=lambda n: -affinity.seconds(call, tasks[n].client)):
-            self._queues[affinity.worker_of(tasks[number].client, number)].append(number)
+        self._expected = affinity.expected_seconds(call, [task.client for task in tasks])
+        # long tasks first, so that all workers finish at about the same time; new clients go to the worker with the
+        # least work
+        for number in sorted(range(len(tasks)), key=lambda n: -self._expected[n]):
+            worker = affinity.worker_of(tasks[number].client)
+            queue = min(self._queues, key=self._work) if worker is None else self._queues[worker]
+            queue.append(number)
+
+    def _work(self, queue: Sequence[int]) -> tuple[float, int]:
+        """Return the expected seconds and the number of the tasks in a queue."""
+        return sum(self._expected[number] for number in queue), len(queue)
 
     @property
     def finished(self) -> bool:
@@ -60,7 +81,8 @@ class CallScheduler:
         return not self.finished and self._next not in self._answers
 
     def next_task(self, worker: int, idle: bool) -> int | None:
-        """Return the next task for a worker: its own longest one or, if it is idle, one from the longest queue."""
+        """Return the longest task in a worker's queue. If the queue is empty and the worker is idle, return the
+        longest task of the queue with the most work."""
         own = self._queues[worker]
         if not own and not idle:
             return None
@@ -68,8 +90,8 @@ class CallScheduler:
             return self._next_in_order() if idle else None
         if own:
             return own.popleft()
-        longest = max(self._queues, key=len)
-        return longest.pop() if longest else None
+        fullest = max(self._queues, key=self._work)
+        return fullest.popleft() if fullest else None
 
     def _next_in_order(self) -> int | None:
         """Return the task whose answer is next in order, from any queue."""

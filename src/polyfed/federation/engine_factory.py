@@ -20,4 +20,5 @@ def make_engine(federation: SimulatedFederation, store: Path, scratch: Path) -> 
         return ray_nodes.ray_engine(federation, store, scratch)
     chosen = placement.pool_devices(settings, federation.config.per_round, federation.largest_model)
     description = {**federation.describe_for_workers(scratch), "store": str(store)}
-    return PoolEngine(HOST_FACTORY, description, chosen, timeout=settings.timeout)
+    costs = federation.client_costs()
+    return PoolEngine(HOST_FACTORY, description, chosen, timeout=settings.timeout, costs=costs)

@@ -38,7 +38,14 @@ def ray_engine(federation: SimulatedFederation, store: Path, scratch: Path) -> R
         description = federation.describe_for_workers(scratch)
         files = [(scratch / name).read_bytes() for name in FILES]
         return RayEngine(
-            cluster, HOST_FACTORY, description, files, FolderStore(store), count, timeout=settings.timeout
+            cluster,
+            HOST_FACTORY,
+            description,
+            files,
+            FolderStore(store),
+            count,
+            timeout=settings.timeout,
+            costs=federation.client_costs(),
         )
     except BaseException:
         cluster.close()

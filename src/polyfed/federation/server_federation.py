@@ -115,6 +115,17 @@ class ServerFederation(FederationBase):
         """Return the profiles of all clients, in client order."""
         return tuple(self.profile(k) for k in range(len(self.names)))
 
+    def client_costs(self) -> dict[str, float]:
+        """Return an estimate of the relative cost of each client's training: its samples times its model's size."""
+        sizes: dict[tuple[str, str], int] = {}  # by architecture
+        costs: dict[str, float] = {}
+        for profile in self.profiles():
+            key = (profile.architecture, profile.spec)
+            if key not in sizes:
+                sizes[key] = profile.size
+            costs[profile.name] = float(profile.samples * sizes[key])
+        return costs
+
     def server_model(self, spec: str) -> SplitModel:
         """Build an architecture on the server's device, with its common initial weights."""
         model = self.common_model(spec)
