@@ -126,7 +126,9 @@ def _measured_reason(
 ) -> str | None:
     """Return what the leaderboard says against a method, in one phrase."""
     if row is None:
-        return record.excluded.get(name, f"not measured in {record.scenario}")
+        # a refusal there holds here only if the models differ in the same way
+        refused = record.excluded if SCENARIOS[record.scenario].models == situation.models else {}
+        return refused.get(name, f"not measured in {record.scenario}")
     proposal = _proposal(name, info, row, record)
     traffic = (proposal.mib_up or 0.0) + (proposal.mib_down or 0.0)
     if situation.mib_per_round is not None and traffic > situation.mib_per_round:
