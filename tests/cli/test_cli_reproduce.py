@@ -106,5 +106,5 @@ def test_a_paper_is_run_and_written_to_a_page(capsys: pytest.CaptureFixture[str]
     assert main([*command, "--finished", "--page", "toy.md"]) == 0
     page = Path("toy.md").read_text()
     assert page.startswith("# Toy: results\n\nWhat the method is good for.\n\nA. Author: A paper. Personal accuracy.")
-    assert "**Not finished:** 1 of 6 values are missing, in the rows local training." in page
+    assert "**Rows with fewer seeds:** local training." in page
     assert "| local training | " in page and ", 1 of 2 seeds |" in page

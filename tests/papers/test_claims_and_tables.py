@@ -184,7 +184,8 @@ def test_the_page_has_notes_first_and_says_what_is_missing() -> None:
     page = page_text("toy", PAPER, "cpu", tables, claims, found, [0, 1], notes="It helps.\n")
     order = ["# Toy: results", "It helps.", "## Claims", "## Table 1", "## Reproduce these tables", "## Runs"]
     assert [page.index(part) for part in order] == sorted(page.index(part) for part in order)
-    assert "**Not finished:** 2 of 8 values are missing, in the rows few." in page
+    assert "**Rows that have not been run:** few." in page and "| few |" not in page
+    assert "Tables that have not been run" not in page and "fewer seeds" not in page
     assert "polyfed reproduce toy table1 --scale cpu --seeds 0,1\n" in page
     assert (
         "polyfed sweep fedvtc-digits 'method={name: local}' data.partition.alpha=1.0 rounds=25 --seeds 0,1\n" in page
@@ -192,3 +193,14 @@ def test_the_page_has_notes_first_and_says_what_is_missing() -> None:
     assert page.count(f"| {'0' * 16} |") == 2  # two rows with seed 0 have run
     assert "Versions: polyfed 1.0, torch 2." in page
     assert "second" not in page.lower()
+
+
+def test_a_page_leaves_out_tables_with_one_finished_row_and_names_rows_with_fewer_seeds() -> None:
+    second = {**SMALL["tables"]["table1"], "title": "Table 2", "rows": ["fedvtc", "few"], "baseline": "fedvtc"}
+    paper = parse_paper(with_entry("tables/table2", second), "toy")
+    found = runs({0: 2, 1: 3})
+    tables = [table_result(paper, "cpu", name, found, [0, 1, 2]) for name in paper.tables]
+    page = page_text("toy", paper, "cpu", tables, [], found, [0, 1, 2])
+    assert "## Table 1" in page and "## Table 2" not in page
+    assert "**Tables that have not been run:** Table 2." in page
+    assert "**Rows with fewer seeds:** local training; before; FedVTC." in page

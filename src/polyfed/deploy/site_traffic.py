@@ -46,7 +46,7 @@ class SiteTraffic:
         finally:
             self._in_flight[site] -= size
             self._requests[site] -= 1
-            if site in self._ticks:
+            if is_alive:
                 self.saw(site)
 
     def saw(self, site: str) -> None:

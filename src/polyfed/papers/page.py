@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from polyfed.papers.claims import ClaimResult
-from polyfed.papers.grid import Cell, cells_of, command_overrides
+from polyfed.papers.grid import cells_of, command_overrides
 from polyfed.papers.paper_file import Paper, Scale
 from polyfed.papers.results import CellRuns, TableResult
 from polyfed.papers.text import claims_text, comparisons_text, markdown_table, table_text
@@ -41,6 +42,7 @@ def page_text(
     `more` are overrides of all runs, and `notes` is the hand-written text that the page starts with.
     """
     shown = [table.name for table in tables]
+    finished = _finished(paper, tables)
     chosen = shown if len(shown) == 1 else []
     changes = [word for override in more for word in ("--set", override)]
     seeds_text = ",".join(map(str, seeds))
@@ -50,9 +52,9 @@ def page_text(
         *([notes.strip()] if notes else []),
         f"{paper.reference}. {paper.measured_by}",
         *([CPU] if scale == "cpu" else []),
-        *_missing(paper, tables),
+        *_missing(paper, tables, finished),
         claims_text(claims, markdown=True),
-        *(table_text(paper, scale, table, markdown=True) for table in tables),
+        *(table_text(paper, scale, table, markdown=True) for table in finished),
         *([comparisons_text(paper, scale, claims, markdown=True)] if claims else []),
         "## Reproduce these tables",
         "<!-- not run: takes hours -->\n```bash\n" + shlex.join(command) + "\n```",
@@ -67,19 +69,44 @@ def page_text(
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _missing(paper: Paper, tables: Sequence[TableResult]) -> list[str]:
-    """Return a sentence about the cells without all seeds."""
-    cells: dict[Cell, int] = {}
-    total = 0
+def _finished(paper: Paper, tables: Sequence[TableResult]) -> list[TableResult]:
+    """Return the tables of the page, without rows that have no run.
+
+    Tables with one row are left out, and so are incomplete ones whose rows all stand in tables above them.
+    """
+    finished: list[TableResult] = []
+    above: set[tuple[object, ...]] = set()
     for table in tables:
-        for cell, result in table.cells.items():
-            total += len(result.values) + len(result.missing) if cell not in cells else 0
-            cells.setdefault(cell, len(result.missing))
-    count = sum(cells.values())
-    if not count:
-        return []
-    rows = dict.fromkeys(paper.rows[row].title for (_, row), missing in cells.items() if missing)
-    return [f"**Not finished:** {count} of {total} values are missing, in the rows {', '.join(rows)}."]
+        measure = paper.tables[table.name].measure
+        part = _rows_with_values(table)
+        values = {(measure, *cell) for cell, result in part.cells.items() if result.values}
+        if len(part.rows) > 1 and (part.rows == table.rows or not values <= above):
+            finished.append(part)
+        above |= values
+    return finished
+
+
+def _rows_with_values(table: TableResult) -> TableResult:
+    """Return a table without the rows that have no finished run."""
+    kept = [row for row in table.rows if any(c.values for (_, of), c in table.cells.items() if of == row)]
+    cells = {cell: result for cell, result in table.cells.items() if cell[1] in kept}
+    return dataclasses.replace(table, rows=tuple(kept), cells=cells)
+
+
+def _missing(paper: Paper, tables: Sequence[TableResult], finished: Sequence[TableResult]) -> list[str]:
+    """Return a sentence about the tables and rows that the page leaves out, and one about missing seeds."""
+    shown = {table.name for table in finished}
+    rows = dict.fromkeys(row for table in tables for row in table.rows)
+    with_values = {row for table in tables for row in _rows_with_values(table).rows}
+    seeds = {row for table in finished for (_, row), cell in table.cells.items() if cell.missing}
+    parts = {
+        "Tables that have not been run": [
+            paper.tables[table.name].title for table in tables if table.name not in shown
+        ],
+        "Rows that have not been run": [paper.rows[row].title for row in rows if row not in with_values],
+        "Rows with fewer seeds": [paper.rows[row].title for row in rows if row in seeds],
+    }
+    return [f"**{title}:** {'; '.join(names)}." for title, names in parts.items() if names]
 
 
 def _commands(paper: Paper, scale: Scale, tables: Sequence[str], seeds: str, more: Sequence[str]) -> list[str]:
@@ -101,10 +128,11 @@ def _versions(runs: CellRuns) -> str:
 
 
 def _run_lines(paper: Paper, scale: Scale, tables: Sequence[str], runs: CellRuns) -> list[list[str]]:
-    lines = [["setting", "row", "seed", "state_hash"]]
+    """Return one line per run. Settings that differ in what is measured share their runs."""
+    lines: dict[tuple[str, ...], None] = {("setting", "row", "seed", "state_hash"): None}
     for cell in cells_of(paper, scale, tables):
         setting, row = paper.setting_title(cell[0], scale), paper.rows[cell[1]]
         if row.moment is None:  # other moments are read from the same runs
             for run in runs.get(cell, ()):
-                lines.append([setting, row.title, str(run.seed), str(run.result["state_hash"])[:HASH_CHARACTERS]])
-    return lines
+                lines[setting, row.title, str(run.seed), str(run.result["state_hash"])[:HASH_CHARACTERS]] = None
+    return [list(line) for line in lines]
