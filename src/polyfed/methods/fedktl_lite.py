@@ -40,9 +40,7 @@ class FedKTLLite(FedKTL):
     latent_width: int = 64  # H, size of a latent
     generator: Literal["random", "texture", "trained"] = "random"  # stand-in for the pretrained generator
 
-    verdict = (
-        "The best personal accuracy of the cheap methods; the gain comes from its classifier, not from its images."
-    )
+    verdict = "Above local training in short runs, by its classifier and not its images; below it when tuned."
 
     def __post_init__(self) -> None:
         Method.__post_init__(self)  # FedKTL's own check requires a trained generator

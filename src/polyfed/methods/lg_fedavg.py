@@ -34,7 +34,7 @@ class LGFedAvg(Method):
 
     weights: Literal["samples", "uniform"] = "samples"  # weights of clients in the mean: by samples, or equal
 
-    verdict = "A shared head costs few bytes; its averaged head is below local training when labels are skewed."
+    verdict = "A shared head costs few bytes; level with local training or slightly above after enough rounds."
     needs = Needs(same_head=True, same_features=True)
     sends = Sends(
         up="weights of the head, and the number of samples",
