@@ -97,6 +97,9 @@ class Asked:
 def asked(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
     """Return one engine for all tests that do not kill workers."""
     made = Asked(tmp_path_factory.mktemp("echo"))
+    for _ in range(100):  # until both actors have started, which takes long on a busy machine
+        if len(set(pids(made.ask(names("w", 4, sleep=0.2))).values())) == 2:
+            break
     yield made
     made.engine.close()
 
