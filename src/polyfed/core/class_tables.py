@@ -208,3 +208,10 @@ def class_means(
             means.add(vectors, y)
     least = max(min_count, bound.count) if bound is not None else min_count
     return replace(means.table(width, min_count=least), bound=bound)
+
+
+def among_classes_of(labels: Tensor, scores: Tensor) -> Tensor:
+    """Leave out the scores of classes that no label has, unless no other class has a score."""
+    own = torch.bincount(labels, minlength=scores.shape[1]) > 0
+    masked = scores.masked_fill(~own, -torch.inf)
+    return torch.where(torch.isfinite(masked).any(1, keepdim=True), masked, scores)

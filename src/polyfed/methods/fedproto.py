@@ -15,7 +15,7 @@ from annotated_types import Ge
 from torch import Tensor
 
 from polyfed.core import ClassTable, Client, Cohort, Method, Needs, Payload, Reply, Sends, Server, register, step
-from polyfed.core.class_tables import ClassMeans, mean_over_clients
+from polyfed.core.class_tables import ClassMeans, among_classes_of, mean_over_clients
 from polyfed.core.method import Outgoing
 from polyfed.core.options import Degenerate
 from polyfed.core.schema import OptionIs, TableField
@@ -97,13 +97,11 @@ class FedProto(Method):
         client.state["prototypes"] = msg["prototypes"]
 
     def predict(self, client: Client, x: Tensor) -> Tensor:
-        if self.predict_with == "head":
-            return super().predict(client, x)
-        return self.predict_all_classes(client, x)
+        return super().predict(client, x) if self.predict_with == "head" else self.predict_all_classes(client, x)
 
     def predict_personal(self, client: Client, x: Tensor) -> Tensor:
         scores = self.predict(client, x)
-        return scores if self.predict_with == "head" else among_own_classes(client, scores)
+        return scores if self.predict_with == "head" else among_classes_of(client.train.labels, scores)
 
     def predict_all_classes(self, client: Client, x: Tensor) -> Tensor:
         """Return the negative distances to all prototypes, or logits as long as there are none."""
@@ -118,10 +116,3 @@ class FedProto(Method):
 
     def also_predict(self) -> Mapping[str, Callable[[Client, Tensor], Tensor]]:
         return {"head": super().predict, "all classes": self.predict_all_classes}
-
-
-def among_own_classes(client: Client, scores: Tensor) -> Tensor:
-    """Leave out the classes of which the client has no training samples, unless no other class has a score."""
-    own = torch.bincount(client.train.labels, minlength=client.classes) > 0
-    masked = scores.masked_fill(~own, -torch.inf)
-    return torch.where(torch.isfinite(masked).any(1, keepdim=True), masked, scores)
