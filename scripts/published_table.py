@@ -60,7 +60,11 @@ def table(tflops: float) -> str:
         "state",
     ]
     lines = [f"| {' | '.join(heads)} |", "|---|---|" + "---:|" * (len(heads) - 2)]
-    lines += [row(entry["name"], entry["title"], tflops) for entry in presets() if "/" in entry["name"]]
+    lines += [
+        row(entry["name"], entry["title"], tflops)
+        for entry in presets()
+        if "/" in entry["name"] and "leaderboard/" not in entry["name"]
+    ]
     return "\n".join(lines)
 
 

@@ -23,7 +23,7 @@ from polyfed.models.groups import group
 from polyfed.models.spec import ModelSpec
 from polyfed.models.zoo import built_in_models
 
-PUBLISHED = [name for name in preset_names() if "/" in name]
+PUBLISHED = [name for name in preset_names() if "/" in name and not name.startswith("leaderboard/")]
 SAMPLES, TESTS, CLASSES = 24, 4, 8
 
 # What the short runs cut: clients, rounds, samples, steps, and the steps of a server. They have the two cheapest
@@ -109,7 +109,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a few random images of every dataset, in files as users bring them."""
     root = tmp_path_factory.mktemp("data")
     stream = rng.numpy_generator(0, "small published data")
-    for name in {load_config(preset).data.dataset for preset in PUBLISHED}:
+    for name in sorted({load_config(preset).data.dataset for preset in PUBLISHED}):
         (root / name).mkdir()
         for split, count in (("train", SAMPLES), ("test", TESTS)):
             images = stream.integers(0, 256, (count, *(KNOWN[name].shape or ())), dtype=np.uint8)

@@ -69,7 +69,7 @@ def test_clients_on_two_devices_and_a_killed_worker_give_the_bits_of_the_cpu(tmp
     with simulated_device.simulated():
         on_devices, used = run_where(tmp_path, "two", name="pool", device="sim", workers=1)
     assert (tmp_path / "killed").exists()
-    assert used[0] == [0, 1, 0, 1]
+    assert sorted(used[0]) == [0, 0, 1, 1]
     assert set(used[1]) <= {0, 1}
     on_cpu, used = run_where(tmp_path, "cpu", name="serial", device="cpu")
     assert used == [[-1] * 4] * 2
