@@ -39,8 +39,8 @@ class Separation:
     def auc(self) -> float:
         """Probability that a training sample has a lower score than another sample; 0.5 is guessing."""
         ordered = torch.sort(self.others).values
-        above = len(ordered) - torch.searchsorted(ordered, self.members, right=True)
-        equal = torch.searchsorted(ordered, self.members, right=True) - torch.searchsorted(ordered, self.members)
+        up_to = torch.searchsorted(ordered, self.members, right=True)
+        above, equal = len(ordered) - up_to, up_to - torch.searchsorted(ordered, self.members)
         return float((above + 0.5 * equal).double().mean() / len(ordered))
 
     @property
