@@ -62,7 +62,7 @@ ROOMS: dict[str, Room] = {
     ),
     "leaderboard": _room(
         "every method in four fixed scenarios, with gains over local training",
-        "catalogue comparison config federation runs",
+        "catalogue comparison config data federation runs",
     ),
     "papers": _room("tables and claims of papers, at CPU scale and at published scale", "comparison config runs"),
     "sweeps": _room("`polyfed.sweep`: grids of settings and seeds", "api comparison config federation runs"),

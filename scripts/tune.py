@@ -2,11 +2,10 @@
 
     .venv/bin/python scripts/tune.py fedvtc [--table table1] [--setting mnist-0.1] [--rows local fedproto] [--budget full]
 
-All rows of a table have the same rule and budget: `train.lr` from three values (that of the preset, a third of it and
-three times as much), and with `--budget full` then the one option that the method's paper tunes, from three values. Rows
-with `variant_of` use the values of the other row. Runs hold out a fifth of the training samples (`data.validation`) and
-are compared by the measure of the table after the last round, mean over seeds that no table uses. The preset's value
-wins ties. Test data is not used.
+All rows of a table have the same rule and budget: `train.lr` from three values (`polyfed.config.tuning`), and with
+`--budget full` then the one option that the method's paper tunes, from three values. Rows with `variant_of` use the values
+of the other row. Runs are compared by the measure of the table after the last round, as the mean over seeds that no table
+uses. The preset's value wins ties.
 
 Finished runs are not repeated, so the script can be interrupted and started again.
 """
@@ -23,13 +22,12 @@ from polyfed import api
 from polyfed.config import Config
 from polyfed.config.loading import override_text
 from polyfed.config.sweep import parse_seeds
+from polyfed.config.tuning import SEED, VALIDATION, best_value, learning_rates
 from polyfed.papers.grid import cell_config, existing_runs, identity
 from polyfed.papers.loading import FOLDER, read_paper, write_tuned
 from polyfed.papers.measures import read_value
 from polyfed.papers.paper_file import Overrides, Paper
 
-VALIDATION = 0.2
-RATE_FACTORS = (1.0, 1 / 3, 3.0)
 # by method: the option that its paper tunes, with the default first
 OPTIONS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "ccvr": ("method.lr", (0.01, 0.001, 0.1)),
@@ -51,11 +49,6 @@ FEATURE_RATES = ("method.server_lr", (100.0, 10.0, 500.0))  # of FedL2G if it gu
 Score = Callable[[Overrides], float]
 
 
-def learning_rates(rate: float) -> list[float]:
-    """Return the learning rates that are tried, rounded to one digit. The first one is that of the preset."""
-    return [rate, *(float(f"{rate * factor:.1g}") for factor in RATE_FACTORS[1:])]
-
-
 def tuned_option(config: Config) -> tuple[str, Sequence[Any]] | None:
     """Return the option of a config's method that is tuned, with its values."""
     if config.method["name"] == "fedl2g" and config.method.get("space") == "feature":
@@ -69,8 +62,7 @@ def tune(config: Config, score: Score, *, full: bool) -> Overrides:
     option = tuned_option(config) if full else None
     axes: list[tuple[str, Sequence[Any]]] = [("train.lr", learning_rates(config.train.lr))]
     for key, values in [*axes, *([option] if option is not None else [])]:
-        scores = {value: score({**chosen, key: value}) for value in values}
-        chosen[key] = max(values, key=lambda value: scores[value])
+        chosen[key] = best_value({value: score({**chosen, key: value}) for value in values})
     return chosen
 
 
@@ -106,7 +98,7 @@ def main() -> None:
     arguments.add_argument("--also", nargs="+", default=[], help="other settings with the same preset: same values")
     arguments.add_argument("--rows", nargs="+", help="default: all rows of the table that are no variants")
     arguments.add_argument("--budget", choices=("rate", "full"), default="rate", help="what is tuned")
-    arguments.add_argument("--seeds", default="10", help="random seeds of the tuning runs")
+    arguments.add_argument("--seeds", default=str(SEED), help="random seeds of the tuning runs")
     arguments.add_argument("--out", type=Path, default=Path("runs/tune"), help="folder of the run folders, in PAPER")
     given = arguments.parse_args()
     file = Path(given.paper) if given.paper.endswith(".yaml") else FOLDER / f"{given.paper}.yaml"

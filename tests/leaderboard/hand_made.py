@@ -24,11 +24,11 @@ def row(
     sent = round(mib * MIB * 5 * 10)  # 5 clients, 10 rounds
     gains = {"global": Gain(common, common - 1, common + 1), "personal": Gain(personal, personal - 1, personal + 1)}
     runs = (Measured(0, "0" * 64, 50 + common, 90 + personal, sent, sent),)
-    return Row(method, models, overrides or (f"method={method}",), runs, gains, work)
+    return Row(method, models, overrides or (f"method={method}",), 0.01, runs, gains, work)
 
 
 ROWS = (
-    Row("local", "", ("method=local",), (Measured(0, "0" * 64, 50.0, 90.0, 0, 0),)),
+    Row("local", "", ("method=local",), 0.01, (Measured(0, "0" * 64, 50.0, 90.0, 0, 0),)),
     row("fedlatent", 30.0, -2.0, mib=0.1, work=3.0),
     row("fedproto", 1.0, 0.5, mib=0.001),
     row("fedgh", 4.0, 0.0, mib=0.001),

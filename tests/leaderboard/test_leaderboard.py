@@ -12,7 +12,9 @@ from polyfed.cli.app import main
 from polyfed.errors import InputError
 from polyfed.leaderboard.measure import collect
 from polyfed.leaderboard.page import page
+from polyfed.leaderboard.persons import split_persons
 from polyfed.leaderboard.plan import Plan, method_names, plan_scenario, short_reason
+from polyfed.leaderboard.rates import choose_rates, read_rates, tuning_runs, with_rates
 from polyfed.leaderboard.records import Leaderboard, read_leaderboard
 from polyfed.leaderboard.scenarios import SCENARIOS
 
@@ -124,7 +126,7 @@ def test_the_page_has_numbers_reasons_missing_runs_and_hashes(plan: Plan, folder
     text = page(board)
     record = board.scenarios["few-skewed"]
     row = next(row for row in record.rows if row.method == "fedproto")
-    assert f"| `fedproto` | {row.mean('global_'):.1f} | {row.gains['global'].mean:+.1f} [" in text
+    assert f"| `fedproto` | 0.01 | {row.mean('global_'):.1f} | {row.gains['global'].mean:+.1f} [" in text
     assert "| class-means, counts |" in text
     assert "`heterofl`: needs models that are slices of the largest" in text
     assert "`fedproto` (1)" in text and "Not measured yet: `enough-mild`" in text
@@ -148,3 +150,54 @@ def test_the_command_reads_finished_runs_and_refuses_unknown_names(
         main(["leaderboard", "--finished", "--scenario", "few-skewed", "--methods", "local", "--out", "absent"]) == 2
     )
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_rate_with_the_best_common_accuracy_on_validation_data_is_chosen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rates, out, small = tmp_path / "rates.json", tmp_path / "runs", ("rounds=1", "data.limit=80")
+    rates.write_text('{"few-skewed": {"fedgh": 0.5}, "enough-mild": {"local": 0.2}}')
+    plan = plan_scenario(SCENARIOS["few-skewed"], ["local", "fedproto"], settings=small)
+    runs = tuning_runs(plan, out)
+    # the preset's 0.01, a third and three times of it, for each of two methods
+    assert [run.config.train.lr for run in runs] == [0.01, 0.003, 0.03] * 2
+    assert {(run.config.data.validation, run.config.seed) for run in runs} == {(0.2, 10)}
+    assert len({run.folder for run in runs}) == 6 and choose_rates(plan, out) == {}
+    results = [api.run_config(run.config, out=run.folder) for run in runs]
+    chosen = choose_rates(plan, out)
+    for name, scores in (("local", results[:3]), ("fedproto", results[3:])):
+        accuracies = [result["accuracy"]["global"]["final"] for result in scores]
+        assert chosen[name] == (0.01, 0.003, 0.03)[accuracies.index(max(accuracies))]
+    tuned = with_rates(plan, {"few-skewed": chosen})
+    for run in tuned.runs([0], out):
+        assert run.config.train.lr == chosen[run.config.method["name"]]
+        api.run_config(run.config, out=run.folder)
+    # the command finds all runs finished
+    options = ["leaderboard", "--scenario", "few-skewed", "--methods", "fedproto", "--seeds", "0", "--out", str(out)]
+    options += [part for setting in small for part in ("--set", setting)]
+    assert main([*options, "--tune", "--rates", str(rates)]) == 0
+    assert read_rates(rates) == {"few-skewed": {"fedgh": 0.5, **chosen}, "enough-mild": {"local": 0.2}}
+    assert f"| `fedproto` | {chosen['fedproto']:g} |" in capsys.readouterr().out
+    assert main([*options, "--tune", "--finished"]) == 2
+    rates.write_text('{"few-skewed": 0.5}')
+    assert main([*options, "--finished", "--rates", str(rates)]) == 2
+    assert "is no file of learning rates" in capsys.readouterr().err
+
+
+def test_persons_with_most_windows_are_clients_and_the_others_are_the_common_test_set(tmp_path: Path) -> None:
+    published = tmp_path / "UCI HAR Dataset"
+    published.mkdir()
+    persons = np.repeat(np.arange(1, 12), np.arange(2, 13))  # person k has k + 1 windows: 4 to 11 have the most
+    windows = np.random.default_rng(0).normal(size=(len(persons), 9, 128)).astype(np.float32)
+    np.savez(published / "train.npz", x=windows, y=np.arange(len(persons)) % 6, subject=persons)
+    folder = split_persons(published, tmp_path / "runs")
+    train, test = (np.load(folder / f"{split}.npz") for split in ("train", "test"))
+    assert set(train["subject"]) == {str(person) for person in range(4, 12)} and set(test["subject"]) == {
+        "1",
+        "2",
+        "3",
+    }
+    assert np.array_equal(test["x"], windows[persons < 4].astype(np.float16))
+    np.savez(published / "train.npz", x=windows, y=np.arange(len(persons)) % 6, subject=persons % 8)
+    with pytest.raises(InputError, match="has 8 persons in its training split; expected more than 8"):
+        split_persons(published, tmp_path / "others")

@@ -13,6 +13,8 @@ from polyfed.errors import InputError
 
 if TYPE_CHECKING:
     from polyfed.config.sweep import SweepRun
+    from polyfed.leaderboard.plan import Plan
+    from polyfed.leaderboard.rates import Rates
 
 
 def leaderboard(
@@ -27,7 +29,22 @@ def leaderboard(
     seeds: Annotated[str, typer.Option(help="Random seeds, such as 0,1,2 or 0-4.")] = "0-2",
     out: Annotated[Path, typer.Option(help="Folder for the run folders.")] = Path("runs/leaderboard"),
     har: Annotated[
-        Path | None, typer.Option(help="Folder with UCI HAR, for the scenario har-persons.", show_default="none")
+        Path | None,
+        typer.Option(help="Folder with UCI HAR as published, for the scenario har-persons.", show_default="none"),
+    ] = None,
+    tune: Annotated[
+        bool,
+        typer.Option(
+            "--tune",
+            help="First choose the learning rate of every method from three values on validation data, and write the "
+            "rates to the file of --rates.",
+        ),
+    ] = False,
+    rates: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with the learning rates.", show_default="rates of the package; OUT/rates.json with --tune"
+        ),
     ] = None,
     jobs: Annotated[int | None, typer.Option(help="Number of runs at a time.", show_default="one per core")] = None,
     changes: Annotated[
@@ -56,7 +73,9 @@ def leaderboard(
     from polyfed.config.sweep import parse_seeds
     from polyfed.leaderboard import page as pages
     from polyfed.leaderboard.measure import collect
+    from polyfed.leaderboard.persons import split_persons
     from polyfed.leaderboard.plan import method_names, plan_scenario
+    from polyfed.leaderboard.rates import RATE_KEY, RATES_FILE, read_rates, with_rates
     from polyfed.leaderboard.scenarios import SCENARIOS, find_scenario
     from polyfed.runs.atomic_files import check_file_writable, write_atomically
 
@@ -64,16 +83,25 @@ def leaderboard(
     names, chosen_seeds = method_names(_names(methods)), parse_seeds(seeds)
     if jobs is not None and jobs < 1:
         raise InputError(f"--jobs is {jobs}; expected 1 or more")
-    for path in (page, data):
+    if tune and finished:
+        raise InputError("--tune starts runs; leave out --finished")
+    for path in (page, data, rates if tune else None):
         if path is not None:
             check_file_writable(path)
     if har is None and not finished:
         if scenario is not None and any(one.needs_root for one in chosen):
             raise InputError("the scenario 'har-persons' needs UCI HAR; give its folder with --har")
         chosen = [one for one in chosen if not one.needs_root]
-    plans = [plan_scenario(one, names, har, changes or []) for one in chosen]
+    rates_file = rates or (out / "rates.json" if tune else RATES_FILE)
+    known = read_rates(rates_file) if rates_file.exists() or not tune else {}
+    root = split_persons(har, out) if har is not None and not finished else None
+    plans = [plan_scenario(one, names, root, changes or []) for one in chosen]
+    if tune:
+        known = _tune(plans, known, out, rates_file, jobs, quiet)
+    if not any(change.startswith(RATE_KEY) for change in changes or []):
+        plans = [with_rates(plan, known) for plan in plans]
     failed = False if finished else _run([run for plan in plans for run in plan.runs(chosen_seeds, out)], jobs, quiet)
-    board = collect(plans, chosen_seeds, out, _command(scenario, methods, seeds, har))
+    board = collect(plans, chosen_seeds, out, _command(scenario, methods, seeds))
     if not board.scenarios:
         raise InputError(f"there is no finished run of the leaderboard in {out}")
     if data is not None:
@@ -84,6 +112,19 @@ def leaderboard(
         print_text("\n\n".join(f"{name}\n\n{pages.table(record)}" for name, record in board.scenarios.items()))
     if failed:
         raise typer.Exit(1)
+
+
+def _tune(plans: list[Plan], known: Rates, out: Path, file: Path, jobs: int | None, quiet: bool) -> Rates:
+    """Run what chooses the learning rates, and write them. Rates of other scenarios and methods are kept."""
+    from polyfed.leaderboard.rates import choose_rates, rates_text, tuning_runs
+    from polyfed.runs.atomic_files import write_atomically
+
+    _run([run for plan in plans for run in tuning_runs(plan, out)], jobs, quiet)
+    chosen = {plan.scenario.name: choose_rates(plan, out) for plan in plans}
+    rates = {**known, **{name: {**known.get(name, {}), **entries} for name, entries in chosen.items()}}
+    write_atomically(file, rates_text(rates).encode())
+    print_message(f"learning rates: {file}")
+    return rates
 
 
 def _run(runs: list[SweepRun], jobs: int | None, quiet: bool) -> bool:
@@ -103,9 +144,13 @@ def _run(runs: list[SweepRun], jobs: int | None, quiet: bool) -> bool:
     return bool(failed)
 
 
-def _command(scenario: str | None, methods: str | None, seeds: str, har: Path | None) -> str:
+def _command(scenario: str | None, methods: str | None, seeds: str) -> str:
     """Return the command that repeats the leaderboard, without folders of this machine."""
-    options = {"--scenario": scenario, "--methods": methods, "--seeds": seeds, "--har": "FOLDER" if har else None}
+    from polyfed.leaderboard.scenarios import SCENARIOS
+
+    needs_har = any(SCENARIOS[name].needs_root for name in _names(scenario) or SCENARIOS)
+    har = "'UCI HAR Dataset'" if needs_har else None
+    options = {"--scenario": scenario, "--methods": methods, "--seeds": seeds, "--har": har}
     return " ".join(["polyfed leaderboard", *(f"{name} {value}" for name, value in options.items() if value)])
 
 

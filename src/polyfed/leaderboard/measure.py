@@ -61,7 +61,8 @@ def _row(entry: Entry, runs: Sequence[Run], baseline: Entry, baseline_runs: Sequ
             over_seeds = gap.over == "seeds"
             gains[kind] = Gain(gap.mean, gap.low if over_seeds else None, gap.high if over_seeds else None)
     work = entry.training_flops / baseline.training_flops if baseline.training_flops else None
-    return Row(entry.method, entry.variant.models, entry.overrides, tuple(map(_measured, runs)), gains, work)
+    measured = tuple(map(_measured, runs))
+    return Row(entry.method, entry.variant.models, entry.overrides, entry.rate, measured, gains, work)
 
 
 def _measured(run: Run) -> Measured:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from polyfed import catalogue
+from polyfed.config.tuning import SEED, VALIDATION
 from polyfed.leaderboard.records import Gain, Leaderboard, Row, ScenarioRecord
 from polyfed.leaderboard.scenarios import CPU_OPTIONS, LOCAL, SCENARIOS, base_method
 
 MIB = 1 << 20
 HEADINGS = (
     "method",
+    "rate",
     "common accuracy",
     "gain",
     "personal accuracy",
@@ -25,14 +27,18 @@ INTRODUCTION = """\
 All methods in four fixed scenarios of CPU size. One command regenerates this page and the data file that
 [`polyfed advise`](advise.md) reads:
 
-<!-- not run: takes an hour -->
+<!-- not run: takes hours -->
 ```bash
 {command} \\
+  --tune --rates src/polyfed/leaderboard/rates.json \\
   --page docs/leaderboard.md --data src/polyfed/leaderboard/leaderboard.json
 ```
 
-The settings of a scenario are the preset below its heading, so `polyfed run PRESET method=NAME` repeats one run. The
-numbers are not comparable with any published number.
+Without `--tune` the command uses the learning rates of the table and takes half as long. `--har` is the folder of
+[UCI HAR](data.md#uci-har-and-shakespeare) as published; without it the last scenario is left out.
+
+The settings of a scenario are the preset below its heading, so `polyfed run PRESET method=NAME train.lr=RATE` repeats
+one run. The numbers are not comparable with any published number.
 
 - **Common accuracy** is measured on the common test set, **personal accuracy** on each client's own held-out data.
   Both are in % after the last round, as the mean over seeds.
@@ -42,9 +48,12 @@ numbers are not comparable with any published number.
 - **Clients upload** lists the kinds of information that the method declares ([advise.md](advise.md)).
 - Methods that cannot use the models of a scenario run on the models that their row names. They are compared with
   `local` on these models.
-- Methods are not tuned. All have the optimiser and the learning rate of the preset; methods that are restricted to
-  plain SGD have their own learning rate, the same for `local` next to them. Other options are the defaults. Only
-  {cpu_options} have smaller settings, because their defaults are made for large data.
+- **Rate** is the learning rate of local training (`train.lr`). Every method, and `local`, has the best of three
+  values: that of the preset, a third of it and three times as much. They are compared by the common accuracy on
+  validation data (`data.validation={validation}`, seed {seed}), and the preset's value wins ties. Test data is not used.
+  Methods that are restricted to plain SGD start from another value, the same for `local` next to them.
+- All other options are the defaults. Only {cpu_options} have smaller settings, because their defaults are made for
+  large data.
 - Seconds are left out: they are only comparable between runs that are alone on their cores.
 """
 
@@ -52,7 +61,7 @@ numbers are not comparable with any published number.
 def page(board: Leaderboard) -> str:
     """Return the whole page."""
     options = " and ".join(f"`{name}`" for name in CPU_OPTIONS)
-    parts = [INTRODUCTION.format(command=board.command, cpu_options=options)]
+    parts = [INTRODUCTION.format(command=board.command, cpu_options=options, validation=VALIDATION, seed=SEED)]
     parts += [_section(board.scenarios[name]) for name in SCENARIOS if name in board.scenarios]
     absent = [f"`{name}`" for name in SCENARIOS if name not in board.scenarios]
     if absent:
@@ -67,13 +76,14 @@ def page(board: Leaderboard) -> str:
 
 def table(record: ScenarioRecord) -> str:
     """Return the Markdown table of a scenario, the largest gain in common accuracy first."""
-    lines = [_line(HEADINGS), "|---|--:|--:|--:|--:|--:|--:|---|"]
+    lines = [_line(HEADINGS), "|---|--:|--:|--:|--:|--:|--:|--:|---|"]
     return "\n".join([*lines, *(_line(_cells(row)) for row in _sorted(record.rows))])
 
 
 def _section(record: ScenarioRecord) -> str:
     scenario = SCENARIOS[record.scenario]
-    parts = [f"## {scenario.title}", f"Preset `{scenario.preset}`: {_summary(record)}.", table(record)]
+    summary = f"Preset `{scenario.preset}`: {_summary(record)}.{f' {scenario.note}' if scenario.note else ''}"
+    parts = [f"## {scenario.title}", summary, table(record)]
     if record.excluded:
         reasons: dict[str, list[str]] = {}
         for method, reason in record.excluded.items():
@@ -114,6 +124,7 @@ def _cells(row: Row) -> list[str]:
     kinds = ", ".join(info.upload_kinds) if info is not None else ""
     return [
         name,
+        f"{row.rate:g}",
         _number(row.mean("global_"), 1),
         _interval(row.gains.get("global")),
         _number(row.mean("personal"), 1),

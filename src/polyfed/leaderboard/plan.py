@@ -26,6 +26,12 @@ class Entry:
     variant: Variant
     overrides: tuple[str, ...]  # of the scenario's preset
     training_flops: float  # estimated for the whole run
+    rate: float  # train.lr
+
+    @property
+    def name(self) -> str:
+        """The method, with its models if they are not those of the scenario."""
+        return f"{self.method} ({self.variant.models})" if self.variant.models else self.method
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,8 @@ class Plan:
 
     def run(self, entry: Entry, seed: int, out: Path) -> SweepRun:
         """Return the run of an entry with its folder."""
-        words = [entry.method, *([entry.variant.models] if entry.method == LOCAL else []), f"seed{seed}"]
+        models = entry.variant.models if entry.method == LOCAL else ""
+        words = [entry.method, models, f"lr{entry.rate:g}", f"seed{seed}"]
         folder = out / self.scenario.name / re.sub(r"[^\w.]+", "-", "-".join(word for word in words if word))
         config = make_config(self.scenario, entry.overrides, seed, self.root)
         return SweepRun(f"{self.scenario.name}/{folder.name}", config, folder)
@@ -94,11 +101,13 @@ def _entry(scenario: Scenario, method: str, variant: Variant, root: Path | None,
     from polyfed.federation.workload import estimate_workload
 
     overrides = (*method_overrides(method), *variant.overrides, *settings)
-    federation = federation_without_data(make_config(scenario, overrides, 0, root))
+    config = make_config(scenario, overrides, 0, root)
+    federation = federation_without_data(config)
     federation.suggests = False  # the message needs no list of other methods
     profiles = federation.profiles()
     federation.check(profiles)
-    return Entry(method, variant, overrides, estimate_workload(federation, profiles).training_flops)
+    flops = estimate_workload(federation, profiles).training_flops
+    return Entry(method, variant, overrides, flops, config.train.lr)
 
 
 def make_config(scenario: Scenario, overrides: Sequence[str], seed: int, root: Path | None = None) -> Config:

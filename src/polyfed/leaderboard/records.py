@@ -42,6 +42,7 @@ class Row:
     method: str
     models: str  # other models than those of the scenario, or empty
     overrides: tuple[str, ...]  # of the scenario's preset
+    rate: float  # learning rate
     runs: tuple[Measured, ...]
     gains: Mapping[str, Gain] = field(default_factory=dict)  # by 'global' and 'personal'; none for local training
     work: float | None = None  # estimated FLOPs of training, relative to local training
@@ -95,6 +96,7 @@ def _scenario(raw: dict[str, Any]) -> ScenarioRecord:
             row["method"],
             row["models"],
             tuple(row["overrides"]),
+            float(row["rate"]),
             tuple(Measured(**run) for run in row["runs"]),
             {kind: Gain(**gain) for kind, gain in row["gains"].items()},
             row["work"],
