@@ -50,7 +50,7 @@ one run. The numbers are not comparable with any published number.
   `local` on these models.
 - **Rate** is the learning rate of local training (`train.lr`). Every method, and `local`, has the best of three
   values: that of the preset, a third of it and three times as much. They are compared by the common accuracy on
-  validation data (`data.validation={validation}`, seed {seed}), and the preset's value wins ties. Test data is not used.
+  validation data (`data.validation={validation}`, seed {seed}). The preset's value wins ties. Test data is not used.
   Methods that are restricted to plain SGD start from another value, the same for `local` next to them.
 - All other options are the defaults. Only {cpu_options} have smaller settings, because their defaults are made for
   large data.
@@ -105,8 +105,8 @@ def _summary(record: ScenarioRecord) -> str:
     partition = f"{raw['data']['partition']['scheme']} partition ({options})"
     return (
         f"`{raw['data']['dataset']}`, {limit}{partition}, {raw['clients']} clients, {raw['rounds']} rounds of "
-        f"{raw['train']['epochs']} epoch{'s' if raw['train']['epochs'] > 1 else ''}, Adam with learning rate "
-        f"{raw['train']['lr']}"
+        f"{raw['train']['epochs']} epoch{'s' if raw['train']['epochs'] > 1 else ''}, Adam, learning rate "
+        f"{raw['train']['lr']} in the preset"
     )
 
 

@@ -95,9 +95,9 @@ SCENARIOS: Mapping[str, Scenario] = {
             "mild",
             (Variant(), *_one_model("tiny-series-cnn", 0.1)),
             needs_root=True,
-            note="The clients are the eight persons of the training split with the most windows. The common test set has "
-            "its other persons. Windows overlap by half, so the personal accuracy is measured on windows that resemble "
-            "the training data.",
+            note="The clients are the eight persons of the training split with the most windows. The common test set "
+            "has its other persons. Windows overlap by half, so the personal accuracy is measured on windows that "
+            "resemble the training data. The command writes this split to `runs/leaderboard/uci_har`.",
         ),
     )
 }
