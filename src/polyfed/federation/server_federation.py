@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from abc import abstractmethod
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cached_property, partial
 
 from polyfed.core import needs as requirements
@@ -19,6 +20,7 @@ from polyfed.core.server import Server
 from polyfed.errors import InputError, nearest
 from polyfed.federation import aggregation_check, alternatives, analysis_probes, splitting
 from polyfed.federation.base import FederationBase
+from polyfed.federation.free_memory import within_free_memory
 from polyfed.federation.secure_sums import check_secure_sums
 from polyfed.models import ModelSpec, SplitModel
 from polyfed.models.slicing import Family, skeleton
@@ -170,7 +172,11 @@ class ServerFederation(FederationBase):
             raise InputError(
                 f"method.public is '{self.config.data.dataset}', which is the clients' own data; name another dataset"
             )
-        return initialise(self.method, server)  # raises an error, for one, if an auxiliary model does not fit
+        limit = (
+            within_free_memory(f"the server's state of {self.method.name}") if self.place.on_cpu else nullcontext()
+        )
+        with limit:
+            return initialise(self.method, server)  # raises an error, for one, if an auxiliary model does not fit
 
     def check_needs(self, profiles: tuple[Profile, ...]) -> None:
         """Raise `InputError` if the method, splitting or filter does not work with these clients."""
