@@ -68,7 +68,7 @@ ROOMS: dict[str, Room] = {
     "sweeps": _room("`polyfed.sweep`: grids of settings and seeds", "api comparison config federation runs"),
     "api": _room(
         "`polyfed.run` and the other functions that mirror commands",
-        "config data experiment federation profiling progress runs trackers",
+        "config data experiment federation machine profiling progress runs trackers",
     ),
     "progress": _room("progress bars of runs, in terminals and notebooks", "config console runs"),
     "experiment": _room(

@@ -73,7 +73,8 @@ def plug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (announced / "METADATA").write_text("Metadata-Version: 2.1\nName: plug\nVersion: 1.0\n")
     (announced / "entry_points.txt").write_text("[polyfed.methods]\nplug = plug\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    caches = (catalogue.methods, plugins.entry_points)  # other tests of this process may have filled them
+    # other tests of this process may have filled them
+    caches = (catalogue.methods, catalogue.find_method, plugins.entry_points, plugins._all_entry_points)
     for cache in caches:
         cache.cache_clear()
     yield

@@ -21,7 +21,7 @@ METHODS, MODELS, DATASETS = (f"polyfed.{kind}" for kind in ("methods", "models",
 def entry_points(group: str) -> Mapping[str, importlib.metadata.EntryPoint]:
     """Return the entry points of a group by name. If two packages use one name, the first one counts."""
     found: dict[str, importlib.metadata.EntryPoint] = {}
-    for entry in importlib.metadata.entry_points(group=group):
+    for entry in _all_entry_points().select(group=group):
         if entry.name not in found:
             found[entry.name] = entry
         elif entry.value != found[entry.name].value:
@@ -31,6 +31,12 @@ def entry_points(group: str) -> Mapping[str, importlib.metadata.EntryPoint]:
                 stacklevel=2,
             )
     return found
+
+
+@cache
+def _all_entry_points() -> Any:  # its class depends on the version of Python
+    """Return the entry points of all groups, which reads the metadata of every installed package."""
+    return importlib.metadata.entry_points()
 
 
 def load(group: str, name: str) -> Any:

@@ -127,6 +127,7 @@ def _check_declared(key: str, info: MethodInfo, settings: Mapping[str, Any]) -> 
         check_bounds(f"{key}.{name}", value, bounds, info.class_name, allow_degenerate=degenerate)
 
 
+@cache
 def find_method(name: str) -> MethodInfo | None:
     """Return the entry of a method, by its name or an alias. Parse only files that mention the name."""
     for module, path in _sources():

@@ -16,6 +16,7 @@ from polyfed.errors import PolyfedError
 
 if TYPE_CHECKING:
     from polyfed.api import OpenedRun
+    from polyfed.config import Config
     from polyfed.runs.records import Result
 
 
@@ -49,8 +50,9 @@ def run(
         parsed = load_config(config, overrides or [])
         if not trust:
             check_source_trusted(parsed, config)
-        check_names(parsed)
-        _run_and_print(api.open_run(parsed, out, force=force), json, quiet)
+        with _workers_in_advance(parsed):
+            check_names(parsed)
+            _run_and_print(api.open_run(parsed, out, force=force), json, quiet)
 
 
 def resume(
@@ -65,7 +67,22 @@ def resume(
     """
     from polyfed import api
 
-    _run_and_print(api.open_existing_run(folder, trust=trust), json, quiet)
+    opened = api.open_existing_run(folder, trust=trust)
+    with _workers_in_advance(opened.config):
+        _run_and_print(opened, json, quiet)
+
+
+@contextlib.contextmanager
+def _workers_in_advance(config: Config) -> Iterator[None]:
+    """Start the process of the pool's workers early: it imports torch while this process checks the run."""
+    from polyfed.engines import fork_server
+
+    if config.engine.name == "pool":
+        fork_server.start_spare()
+    try:
+        yield
+    finally:
+        fork_server.close_spare()
 
 
 def _run_and_print(opened: OpenedRun, json: bool, quiet: bool) -> None:
@@ -103,19 +120,12 @@ def _print_lines(text: str) -> None:
 
 
 def _run(opened: OpenedRun, quiet: bool) -> Result:
-    from polyfed.engines import fork_server
+    from polyfed import api
+    from polyfed.progress import ProgressBoard, ProgressObserver
 
-    if opened.config.engine.name == "pool":
-        fork_server.start_spare()  # it imports torch while this process does
-    try:
-        from polyfed import api
-        from polyfed.progress import ProgressBoard, ProgressObserver
-
-        with ProgressBoard(quiet=quiet) as board, record_crash(opened.folder.path):
-            observer = ProgressObserver(board, str(opened.config.method["name"]))
-            return api.execute(opened, observers=[observer])
-    finally:
-        fork_server.close_spare()
+    with ProgressBoard(quiet=quiet) as board, record_crash(opened.folder.path):
+        observer = ProgressObserver(board, str(opened.config.method["name"]))
+        return api.execute(opened, observers=[observer])
 
 
 @contextlib.contextmanager

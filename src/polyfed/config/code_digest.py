@@ -32,8 +32,9 @@ def code_digests(config: Config) -> dict[str, str]:
     from polyfed import catalogue
 
     name = config.method["name"]
-    plug_ins = {info.module for info in catalogue.methods().values() if name in (info.name, *info.aliases)}
-    digests = file_digests([*config.imports, *sorted(m for m in plug_ins if not m.startswith("polyfed."))])
+    method = catalogue.find_method(str(name))
+    plug_ins = [method.module] if method is not None and not method.module.startswith("polyfed.") else []
+    digests = file_digests([*config.imports, *plug_ins])
     if config.user_code:
         tree = _parse(config.user_code, SESSION)
         imports = [alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]

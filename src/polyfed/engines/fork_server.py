@@ -17,6 +17,7 @@ import sys
 from multiprocessing.connection import Connection
 
 from polyfed.errors import InputError, RunError
+from polyfed.machine import paused_garbage_collection
 
 WORKER = "POLYFED_WORKER"  # set in the environment of every process that is a worker
 
@@ -115,7 +116,8 @@ def main(descriptor: int, parent: int) -> None:
     _die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    from polyfed.engines import worker  # imports torch and everything else that a worker needs
+    with paused_garbage_collection():
+        from polyfed.engines import worker  # imports torch and everything else that a worker needs
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps workers
     control, server = socket.socket(fileno=descriptor), os.getpid()

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from polyfed.core.engine import Engine
-from polyfed.engines.pool import PoolEngine
 from polyfed.engines.serial import SerialEngine
-from polyfed.federation import placement, ray_nodes
+from polyfed.federation import placement
 from polyfed.federation.simulation import HOST_FACTORY, SimulatedFederation, make_host
 
 
@@ -17,7 +16,11 @@ def make_engine(federation: SimulatedFederation, store: Path, scratch: Path) -> 
     if settings.name == "serial":
         return SerialEngine(make_host(federation, store))
     if settings.name == "ray":
+        from polyfed.federation import ray_nodes
+
         return ray_nodes.ray_engine(federation, store, scratch)
+    from polyfed.engines.pool import PoolEngine
+
     chosen = placement.pool_devices(settings, federation.config.per_round, federation.largest_model)
     description = {**federation.describe_for_workers(scratch), "store": str(store)}
     costs = federation.client_costs()
