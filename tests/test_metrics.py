@@ -15,6 +15,7 @@ from polyfed.core.client import copy_into
 from polyfed.core.codec import decode, encode
 from polyfed.core.evaluation import Evaluation
 from polyfed.core.evaluation_reply import read_reply
+from polyfed.core.message_header import read_header
 from polyfed.errors import InputError, PayloadError
 from polyfed.federation.round_metrics import measured, worst_decile
 from polyfed.methods.fedavg import FedAvg
@@ -164,12 +165,12 @@ def test_worst_decile_is_the_mean_of_the_worst_tenth() -> None:
 def test_invalid_metrics_are_refused(fields: Any, message: str) -> None:
     frame = encode({"personal": {"correct": 1, "total": 3}, **fields}).data
     with pytest.raises(PayloadError, match=message):
-        read_reply(frame, 1 << 20, ["personal"], ["auroc", "confusion"], 3)
+        read_reply(frame, read_header(frame), ["personal"], ["auroc", "confusion"], 3)
 
 
 def test_undefined_metrics_are_null() -> None:
     frame = encode({"personal": {"correct": 1, "total": 3}, "personal auroc": None}).data
-    reply = read_reply(frame, 1 << 20, ["personal"], ["auroc"], 3)
+    reply = read_reply(frame, read_header(frame), ["personal"], ["auroc"], 3)
     assert reply.metrics == {"personal": {"auroc": None}}
 
 

@@ -102,13 +102,16 @@ def test_a_reused_call_number_gets_the_new_message() -> None:
     assert one.failure is None and one.digest != other.digest == alone.digest
 
 
+NOTHING = encode({}).data
+
+
 @pytest.mark.parametrize("measures", [("personal", "features"), ("features", "personal"), ("secrets",)])
 def test_unknown_measures_and_combined_probes_are_refused(measures: tuple[str, ...]) -> None:
     with ToyFederation(Mood, {}) as toy:
         host, task = _host(toy), Task("0", 0)
-        refused = host.handle(Call(-1, 1, measures=measures), task, b"").failure
+        refused = host.handle(Call(-1, 1, measures=measures), task, NOTHING).failure
         assert refused is not None and refused.kind == "refused"
         unknown = next(name for name in measures if name != "personal")
         assert refused.message.startswith(f"unknown measure '{unknown}'")
-        assert host.handle(Call(-2, 1, measures=("features",)), task, b"").failure is None
-        assert host.handle(Call(-3, 1, measures=("personal", "global")), task, b"").failure is None
+        assert host.handle(Call(-2, 1, measures=("features",)), task, NOTHING).failure is None
+        assert host.handle(Call(-3, 1, measures=("personal", "global")), task, NOTHING).failure is None

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from polyfed.core.class_tables import ClassTable
 from polyfed.core.codec import content_hash, decode, encode
-from polyfed.core.message_header import DTYPES, MAGIC, read_header
+from polyfed.core.frame_digest import SHA256, START, XXH3
+from polyfed.core.message_header import DTYPES, read_header
 from polyfed.core.payload import Payload
 from polyfed.errors import PayloadError
 
@@ -201,7 +202,7 @@ def test_frames_altered_with_a_valid_digest_are_safe() -> None:
     for _ in range(5_000):
         body = mutated(frame, stream)[36:]
         try:
-            back = decode(MAGIC + hashlib.sha256(body).digest() + body)
+            back = decode(SHA256.magic + hashlib.sha256(body).digest() + body)
         except PayloadError:
             refused += 1
         else:
@@ -214,7 +215,7 @@ def test_frames_altered_with_a_valid_digest_are_safe() -> None:
 def forged(head: object, tensors: dict[str, Tensor] | None = None) -> bytes:
     text = head if isinstance(head, bytes) else json.dumps(head).encode()
     body = len(text).to_bytes(8, "little") + text + safetensors.torch.save(tensors or {})
-    return MAGIC + hashlib.sha256(body).digest() + body
+    return SHA256.magic + hashlib.sha256(body).digest() + body
 
 
 def forged_shape(shape: list[object]) -> bytes:
@@ -222,7 +223,7 @@ def forged_shape(shape: list[object]) -> bytes:
     text = json.dumps(heads()).encode()
     entry = json.dumps({"x": {"dtype": "F32", "shape": shape, "data_offsets": [0, 4]}}).encode()
     body = len(text).to_bytes(8, "little") + text + len(entry).to_bytes(8, "little") + entry + bytes(4)
-    return MAGIC + hashlib.sha256(body).digest() + body
+    return SHA256.magic + hashlib.sha256(body).digest() + body
 
 
 def heads(**parts: object) -> dict[str, object]:
@@ -274,7 +275,7 @@ def test_tensors_that_overlap_or_leave_gaps_are_refused(offsets: list[Any]) -> N
     }
     entry = json.dumps(entries).encode()
     body = len(text).to_bytes(8, "little") + text + len(entry).to_bytes(8, "little") + entry + bytes(8)
-    frame = MAGIC + hashlib.sha256(body).digest() + body
+    frame = SHA256.magic + hashlib.sha256(body).digest() + body
     if offsets == [4, 8]:
         assert decode(frame).keys() == {"x", "y"}
     else:
@@ -298,3 +299,20 @@ def test_a_table_row_needs_at_least_one_sample() -> None:
     counts = torch.tensor([0], dtype=torch.int32)
     with pytest.raises(PayloadError, match="at least one sample"):
         decode(forged(heads(tables={"t": [[3], True]}), {**ROW, "t#counts": counts}))
+
+
+def test_fast_checksums_detect_damage_and_are_refused_across_a_trust_boundary() -> None:
+    payload: dict[str, Any] = {"weights": {"a": torch.arange(5.0)}, "text": "x"}
+    fast, slow = encode(payload, XXH3), encode(payload)
+    assert fast.data[START:] == slow.data[START:] and fast.overhead == slow.overhead
+    assert content_hash(decode(fast.data)) == slow.digest
+    with pytest.raises(PayloadError, match="damaged"):
+        decode(fast.data[:-1] + bytes([fast.data[-1] ^ 1]))
+    read_header(slow.data, cryptographic=True)
+    with pytest.raises(PayloadError, match="messages between sites and their coordinator need SHA-256"):
+        read_header(fast.data, cryptographic=True)
+
+
+def test_a_frame_of_an_unknown_version_is_refused_by_name() -> None:
+    with pytest.raises(PayloadError, match=r"has the format 'PF9', which this version .* it reads PF1 and PF2"):
+        decode(b"PF9\0" + encode({}).data[4:])

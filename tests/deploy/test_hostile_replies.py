@@ -28,6 +28,7 @@ from polyfed.core.codec import encode
 from polyfed.core.engine import Failure
 from polyfed.core.evaluation import _check_probe
 from polyfed.core.evaluation_reply import read_reply
+from polyfed.core.message_header import read_header
 from polyfed.deploy.flower_adapter import (
     Array,
     ArrayRecord,
@@ -119,9 +120,9 @@ def test_a_loss_that_is_not_finite_is_valid() -> None:
 )
 def test_invalid_evaluation_counts_are_refused(counts: Any) -> None:
     with pytest.raises(PayloadError):
-        read_reply(encode(counts).data, 1 << 20, ["personal"], [], 3)
+        read_reply(frame := encode(counts).data, read_header(frame), ["personal"], [], 3)
     valid = encode({"personal": {"correct": 1, "total": 3}}).data
-    assert read_reply(valid, 1 << 20, ["personal"], [], 3).counts == {"personal": (1, 3)}
+    assert read_reply(valid, read_header(valid), ["personal"], [], 3).counts == {"personal": (1, 3)}
 
 
 BEN = Profile("ben", "tiny", (), (), 4, 3, 10)

@@ -79,6 +79,7 @@ class SeparateHosts:
 
     hosts: dict[str, Host]
     concurrent = False
+    trusted = False
 
     def call(self, call: Call, shared: bytes, tasks: Sequence[Task]) -> Iterator[Answer]:
         for task in tasks:

@@ -20,6 +20,7 @@ from polyfed.core.client_maker import ClientMaker as ClientMaker
 from polyfed.core.codec import decode, encode
 from polyfed.core.engine import INITIAL, Answer, Call, StateStore, Task, TrainingStats
 from polyfed.core.finite_values import check_finite
+from polyfed.core.frame_digest import START, digest_kind
 from polyfed.core.guard import Released, ReleaseLog
 from polyfed.core.loaded_client import LoadedClient
 from polyfed.core.memory_limits import failure_of, is_out_of_memory, repeat_with_less_memory
@@ -35,7 +36,6 @@ from polyfed.training import Samples
 from polyfed.training.precision import use_precision
 
 EVALUATE = "evaluate"  # name of evaluations in random streams
-FRAME_START = 36  # length of a frame's start, which contains its digest
 
 
 class Host:
@@ -100,10 +100,11 @@ class Host:
                 is_probe = len(call.measures) == 1 and call.measures[0] in PROBES
                 with profiling.span("evaluate", "evaluate"):
                     result = self._probe(client, call) if is_probe else self._evaluate(client, call, task, shared)
+                frame = encode(result, digest_kind(shared)).data
                 self._free_memory(keep=task.client)
-                return Answer(task.client, result, seconds=time.perf_counter() - started)
+                return Answer(task.client, frame, seconds=time.perf_counter() - started)
             reply = self._run(loaded, call, task, shared)
-            frame = encode(reply).data
+            frame = encode(reply, digest_kind(shared)).data
             with profiling.span("write", "write state"):
                 self._commit(loaded, call.number)
                 if task.discard:
@@ -166,11 +167,11 @@ class Host:
     def _receive(self, call: Call, task: Task, shared: bytes, client: Client) -> Payload:
         """Decode the message to the client and check it against the schemas of the steps."""
         # The digest is part of the key, because a restarted coordinator reuses call numbers.
-        key = (call.number, shared[:FRAME_START])
+        key = (call.number, shared[:START])
         if self._shared is None or self._shared[0] != key:
-            self._shared = (key, read_header(shared, limit=self._limit), None)
+            self._shared = (key, self._read_header(shared), None)
         _, shared_header, common = self._shared
-        own_header = read_header(task.own, limit=self._limit) if task.own else None
+        own_header = self._read_header(task.own) if task.own else None
         if own_header is None:
             header = shared_header
         else:
@@ -191,6 +192,10 @@ class Host:
         check_finite(own)
         return Payload({**common, **self._maker.place.payload(own)})
 
+    def _read_header(self, message: bytes) -> MessageHeader:
+        """Check a message and return its header. A site, which has a secret, wants a cryptographic digest."""
+        return read_header(message, limit=self._limit, cryptographic=bool(self._maker.secret))
+
     # evaluation
 
     def evaluated_client(self, call: Call, task: Task, shared: bytes) -> Client:
@@ -205,8 +210,8 @@ class Host:
             client.state, client.device = to_cpu(client.state), CPU
         return client
 
-    def _evaluate(self, client: Client, call: Call, task: Task, shared: bytes) -> bytes:
-        """Return encoded counts of correct predictions, and the requested metrics. What `adopt` changes is undone."""
+    def _evaluate(self, client: Client, call: Call, task: Task, shared: bytes) -> Mapping[str, Value]:
+        """Return counts of correct predictions, and the requested metrics. What `adopt` changes is undone."""
         method = self._maker.method
         check_measures(call)
         adopts = type(method).adopt is not Method.adopt
@@ -222,7 +227,7 @@ class Host:
             if before is not None:
                 copy_into(client.model, before[0])
                 client.state = before[1]
-        return encode(reply).data
+        return reply
 
     def _prepare_prediction(self, client: Client, call: Call, task: Task, shared: bytes) -> None:
         """Load what was published into a client, and set its model to evaluation mode."""
@@ -232,12 +237,12 @@ class Host:
             method.adopt(client, self._receive(call, task, shared, client))
         client.model.eval()
 
-    def _probe(self, client: Client, call: Call) -> bytes:
-        """Return the encoded result of a probe of the client's own model."""
+    def _probe(self, client: Client, call: Call) -> Mapping[str, Value]:
+        """Return the result of a probe of the client's own model."""
         samples = self._global_test()
         if samples is None:
             raise PayloadError(f"'{call.measures[0]}' needs common test samples, which this client does not have")
-        return encode(run_probe(client, call.measures[0], samples)).data
+        return run_probe(client, call.measures[0], samples)
 
     def _global_test(self) -> Samples | None:
         """Return the common test samples on the clients' device."""

@@ -1,13 +1,13 @@
 """Encoding of payloads: safetensors for tensors, JSON for the rest, and a digest of both. Pickle is never used.
 
-A frame is `PF1\\0 | sha256 of the rest | length of the JSON (8 bytes, little endian) | JSON | safetensors`.
+A frame is `PF1\\0 | sha256 of the rest | length of the JSON (8 bytes, little endian) | JSON | safetensors`. Messages
+inside one run begin with `PF2\\0` and have a faster checksum in the same place (`core/frame_digest.py`).
 The JSON holds the scalars and the classes of every class table. The size of a field (`Frame.fields`) is the size of
 its tensors in bytes; the rest of the frame is overhead.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,8 @@ from torch import Tensor
 
 from polyfed import profiling
 from polyfed.core.class_tables import ClassTable
-from polyfed.core.message_header import DTYPES, MAGIC, START, MessageHeader, TensorHeader, field_of, read_header
+from polyfed.core.frame_digest import MAGIC_SIZE, SHA256, START, FrameDigest
+from polyfed.core.message_header import DTYPES, MessageHeader, TensorHeader, field_of, read_header
 from polyfed.core.payload import Payload, Scalar, Value
 from polyfed.errors import PayloadError
 
@@ -42,16 +43,16 @@ class Frame:
 
     @property
     def digest(self) -> str:
-        return self.data[len(MAGIC) : START].hex()
+        return self.data[MAGIC_SIZE:START].hex()
 
 
-def encode(payload: Mapping[str, Value]) -> Frame:
+def encode(payload: Mapping[str, Value], digest: FrameDigest = SHA256) -> Frame:
     """Encode a payload. Raise PayloadError if it holds anything but tensors, class tables and JSON scalars."""
     with profiling.span("encode", "encode"):
-        return _encode(payload)
+        return _encode(payload, digest)
 
 
-def _encode(payload: Mapping[str, Value]) -> Frame:
+def _encode(payload: Mapping[str, Value], digest: FrameDigest) -> Frame:
     tensors: dict[str, Tensor] = {}
     scalars: dict[str, Scalar] = {}
     tables: dict[str, list[object]] = {}
@@ -84,20 +85,17 @@ def _encode(payload: Mapping[str, Value]) -> Frame:
         {"scalars": scalars, "tables": tables, "empty": sorted(empty)}, sort_keys=True, separators=(",", ":")
     ).encode()
     parts = [len(head).to_bytes(8, "little"), head, *_pack(tensors)]
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
     fields: dict[str, int] = dict.fromkeys(payload, 0)
     for path, tensor in tensors.items():
         fields[field_of(path)] += tensor.numel() * tensor.element_size()
-    return Frame(b"".join((MAGIC, digest.digest(), *parts)), fields)
+    return Frame(b"".join((digest.magic, digest.compute(parts), *parts)), fields)
 
 
-def encode_each(each: Mapping[str, Mapping[str, Value]]) -> dict[str, Frame]:
+def encode_each(each: Mapping[str, Mapping[str, Value]], digest: FrameDigest = SHA256) -> dict[str, Frame]:
     """Encode every client's message. A message object that several clients share is encoded once."""
     frames: dict[int, Frame] = {}
     return {
-        name: frames[id(payload)] if id(payload) in frames else frames.setdefault(id(payload), encode(payload))
+        name: frames.get(id(payload)) or frames.setdefault(id(payload), encode(payload, digest))
         for name, payload in each.items()
     }
 

@@ -16,6 +16,7 @@ from polyfed.core.codec import decode, encode, encode_each
 from polyfed.core.engine import INITIAL, Answer, Call, Engine, Failure, Task, rejection
 from polyfed.core.evaluation import Evaluator
 from polyfed.core.finite_values import check_finite
+from polyfed.core.frame_digest import SHA256, XXH3, FrameDigest
 from polyfed.core.ledger import Ledger
 from polyfed.core.message_header import MessageHeader, read_header
 from polyfed.core.method import Method, Outgoing
@@ -83,6 +84,15 @@ class Door:
         self._calls_of_step: dict[str, int] = {}
         self._reading = False  # whether replies of a call are still being read
 
+    @property
+    def digest(self) -> FrameDigest:
+        """The digest of messages: a fast checksum unless they cross a trust boundary."""
+        return XXH3 if self.engine.trusted else SHA256
+
+    def read_header(self, frame: bytes) -> MessageHeader:
+        """Check the size, digest and headers of a reply, and return its header."""
+        return read_header(frame, limit=self.message_limit, cryptographic=not self.engine.trusted)
+
     def begin_round(self, number: int) -> None:
         """Start a round with fresh statistics. Keep the statistics if the round is repeated."""
         if number != self.round:
@@ -118,8 +128,8 @@ class Door:
             check_finite(out.shared)
         except PayloadError as error:  # every client would refuse it
             raise PayloadError(f"round {self.round}: the server's message to all clients: {error}") from None
-        shared = encode(out.shared)
-        own = encode_each(out.each)
+        shared = encode(out.shared, self.digest)
+        own = encode_each(out.each, self.digest)
         tasks = [
             Task(
                 name,
@@ -190,7 +200,7 @@ class Door:
         if failure is None:
             profile = self.profiles[answer.client]
             try:
-                header = read_header(answer.frame, limit=self.message_limit)
+                header = self.read_header(answer.frame)
                 check_header(header, messages.up, self.method, profile, sent)
                 reply = decode(answer.frame, header)
                 largest = check_values(reply, messages.up, self.method, profile)

@@ -87,6 +87,11 @@ class Engine(Protocol):
         """Whether calls run in other processes, so that this process can continue meanwhile."""
         ...
 
+    @property
+    def trusted(self) -> bool:
+        """Whether messages stay between processes of this run. Those of sites cross a trust boundary."""
+        ...
+
     def call(self, call: Call, shared: bytes, tasks: Sequence[Task]) -> Iterator[Answer]:
         """Yield answers in the order of `tasks`."""
         ...

@@ -18,7 +18,6 @@ from polyfed.core.client_profile import Layout, Profile
 from polyfed.core.codec import Frame, decode, encode, encode_each
 from polyfed.core.engine import INITIAL, Call, Task, rejection
 from polyfed.core.evaluation_reply import EvaluationReply, read_reply
-from polyfed.core.message_header import read_header
 from polyfed.core.method import Outgoing
 from polyfed.core.model_probes import SAMPLES, ProbeKind
 from polyfed.core.payload import Payload
@@ -67,10 +66,9 @@ class Evaluator:
         """
         self.wait()
         if self._door.engine.concurrent:
-            # a copy, because the server may change what it published
-            frozen = Outgoing(decode(encode(published.shared).data), published.each)
             context = contextvars.copy_context()  # with the recorder of this run's profile
-            self._running = self._thread.submit(context.run, self.evaluate, clients, measures, frozen, metrics)
+            frames = self._encode(published)  # now, because the server may change what it published
+            self._running = self._thread.submit(context.run, self._evaluate, clients, measures, frames, metrics)
             return self._running
         started = time.perf_counter()
         future: Future[Evaluation] = Future()
@@ -91,9 +89,23 @@ class Evaluator:
         self, clients: Sequence[str], measures: tuple[str, ...], published: Outgoing, metrics: tuple[str, ...] = ()
     ) -> Evaluation:
         """Count correct predictions and compute metrics, by measure and client. A client that fails gets (0, 0)."""
+        return self._evaluate(clients, measures, self._encode(published), metrics)
+
+    def _encode(self, published: Outgoing) -> tuple[bytes, dict[str, Frame]]:
+        """Return the encoded message to all clients, and those to single clients."""
+        digest = self._door.digest
+        return encode(published.shared, digest).data, encode_each(published.each, digest)
+
+    def _evaluate(
+        self,
+        clients: Sequence[str],
+        measures: tuple[str, ...],
+        frames: tuple[bytes, dict[str, Frame]],
+        metrics: tuple[str, ...],
+    ) -> Evaluation:
         door = self._door
         started = time.perf_counter()
-        shared, own = encode(published.shared).data, encode_each(published.each)
+        shared, own = frames
         replies: dict[tuple[str, str], EvaluationReply] = {}  # by measure and client
         same = door.method.predicts_from_published()
         representative = self._representatives(clients, own) if same else {name: name for name in clients}
@@ -118,7 +130,7 @@ class Evaluator:
                 try:
                     reply = read_reply(
                         answer.frame,
-                        door.message_limit,
+                        door.read_header(answer.frame),
                         names_of_measures,
                         metrics,
                         door.profiles[answer.client].classes,
@@ -143,14 +155,14 @@ class Evaluator:
         started, self._calls = time.perf_counter(), self._calls + 1
         call = Call(-self._calls, door.round, measures=(kind,))
         tasks = [Task(name, door.ledger.versions.get(name, INITIAL)) for name in clients]
-        length = 0
-        answers = profiling.spans("transfer", f"probe {kind}", door.engine.call(call, encode({}).data, tasks))
+        length, message = 0, encode({}, door.digest).data
+        answers = profiling.spans("transfer", f"probe {kind}", door.engine.call(call, message, tasks))
         for answer in answers:
             if answer.failure is not None:
                 door.record_failure(call, answer.client, answer.failure)
                 continue
             try:
-                reply = decode(answer.frame, read_header(answer.frame, limit=door.message_limit))
+                reply = decode(answer.frame, door.read_header(answer.frame))
                 length = _check_probe(reply, kind, door.profiles[answer.client], length)
             except Exception as error:
                 door.record_failure(call, answer.client, rejection(error))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, int64
 
 from polyfed.core.codec import decode
-from polyfed.core.message_header import read_header
+from polyfed.core.message_header import MessageHeader
 from polyfed.core.method import Method
 from polyfed.core.payload import Payload, Value
 from polyfed.errors import PayloadError
@@ -75,10 +75,9 @@ def evaluate_predictions(
 
 
 def read_reply(
-    frame: bytes, limit: int, names: Sequence[str], metrics: Sequence[str], classes: int
+    frame: bytes, header: MessageHeader, names: Sequence[str], metrics: Sequence[str], classes: int
 ) -> EvaluationReply:
     """Decode and check a reply. It may hold these measures and metrics and nothing else."""
-    header = read_header(frame, limit=limit)
     payload = decode(frame, header)
     reply = EvaluationReply()
     requested = {f"{name} {metric}": (name, metric) for name in names for metric in metrics}

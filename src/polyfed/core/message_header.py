@@ -5,18 +5,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from dataclasses import dataclass, field
 
 import torch
 
+from polyfed.core.frame_digest import START, check_digest
 from polyfed.core.payload import Scalar
 from polyfed.errors import PayloadError
 
-MAGIC = b"PF1\0"
-START = len(MAGIC) + 32
 # Limits of headers. They are checked first, so that the work of reading a message stays linear in its size.
 MAX_HEADER = 64 << 20  # bytes of each of the two JSON headers
 MAX_DIMS = 16  # of a tensor
@@ -92,19 +90,19 @@ def field_of(path: str) -> str:
     return path.split("/")[0].split("#")[0]
 
 
-def read_header(data: bytes, *, limit: int | None = None) -> MessageHeader:
-    """Check a frame's size, digest and headers, and return its header. No tensor is created."""
+def read_header(data: bytes, *, limit: int | None = None, cryptographic: bool = False) -> MessageHeader:
+    """Check a frame's size, digest and headers, and return its header. No tensor is created.
+
+    With `cryptographic`, raise PayloadError for a digest that only detects accidental damage.
+    """
     if limit is not None and len(data) > limit:
         raise PayloadError(f"the message has {len(data):,} bytes; at most {limit:,} are allowed")
-    if len(data) < START + 16 or not data.startswith(MAGIC):
-        raise PayloadError(f"not a polyfed message: {len(data)} bytes that begin with {bytes(data[:4])!r}")
-    if hashlib.sha256(memoryview(data)[START:]).digest() != data[len(MAGIC) : START]:
-        raise PayloadError("the message is damaged: its digest does not match its content")
+    check_digest(data, cryptographic=cryptographic)
     try:
         head_end = _header_end(data, START)
-        head = json.loads(data[START + 8 : head_end])
+        head = json.loads(str(data[START + 8 : head_end], "utf-8"))
         tensor_end = _header_end(data, head_end)
-        entries = json.loads(data[head_end + 8 : tensor_end])
+        entries = json.loads(str(data[head_end + 8 : tensor_end], "utf-8"))
         tensors = {
             path: TensorHeader(str(item["dtype"]), _shape(item["shape"]), _natural(item["data_offsets"][0]))
             for path, item in entries.items()

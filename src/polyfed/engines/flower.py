@@ -62,6 +62,7 @@ class FlowerEngine:
     """Runs tasks at sites."""
 
     concurrent = True
+    trusted = False
 
     def __init__(self, link: SiteLink, *, run: str, timeout: float) -> None:
         self._link = link

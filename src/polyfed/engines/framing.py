@@ -10,17 +10,25 @@ from typing import Any
 
 from polyfed.core.engine import Answer, Call, Failure, Task, TrainingStats
 
+LARGE = 64 << 10  # bytes of a block that is sent separately, because joining it with its head would copy it twice
+SEPARATE = 1 << 31  # flag in the length of the head: the block follows as a message of its own
+
 
 def send(connection: Connection, head: Mapping[str, Any], block: bytes = b"") -> None:
     text = json.dumps(head).encode()
-    connection.send_bytes(b"".join((len(text).to_bytes(4, "little"), text, block)))
+    if len(block) < LARGE:
+        connection.send_bytes(b"".join((len(text).to_bytes(4, "little"), text, block)))
+    else:
+        connection.send_bytes((SEPARATE | len(text)).to_bytes(4, "little") + text)
+        connection.send_bytes(block)
 
 
 def receive(connection: Connection) -> tuple[dict[str, Any], bytes]:
     data = connection.recv_bytes()
-    end = 4 + int.from_bytes(data[:4], "little")
+    start = int.from_bytes(data[:4], "little")
+    end = 4 + (start & ~SEPARATE)
     head: dict[str, Any] = json.loads(data[4:end])
-    return head, data[end:]
+    return head, connection.recv_bytes() if start & SEPARATE else data[end:]
 
 
 def call_to_json(call: Call) -> dict[str, Any]:

@@ -65,6 +65,7 @@ class PoolEngine:
     """Runs tasks in worker processes."""
 
     concurrent = True
+    trusted = True
 
     def __init__(
         self,

@@ -25,6 +25,7 @@ class RayEngine:
     """Runs tasks on the actors of a cluster."""
 
     concurrent = True
+    trusted = True
 
     def __init__(
         self,

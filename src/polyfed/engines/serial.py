@@ -12,6 +12,7 @@ class SerialEngine:
     """Runs tasks in order, with the same encoded messages as every other engine."""
 
     concurrent = False
+    trusted = True
 
     def __init__(self, host: Host) -> None:
         self._host = host

@@ -29,6 +29,7 @@ class EngineWrapper:
 
     inner: Engine = field(init=False)
     concurrent = False
+    trusted = True
 
     def __call__(self, inner: Engine) -> Self:
         self.inner = inner
