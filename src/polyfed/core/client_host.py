@@ -48,7 +48,8 @@ class Host:
         self._maker = maker
         self._store = store
         self._budget = memory_budget
-        self._limit = message_limit
+        # a site, which has a secret, wants cryptographic digests
+        self._read_header = partial(read_header, limit=message_limit, cryptographic=bool(maker.secret))
         self._loaded: OrderedDict[str, LoadedClient] = OrderedDict()
         self._memory = 0  # bytes of the loaded clients
         self._test: Samples | None = None  # common test samples, once they are needed
@@ -191,10 +192,6 @@ class Host:
         own = decode(task.own, own_header)
         check_finite(own)
         return Payload({**common, **self._maker.place.payload(own)})
-
-    def _read_header(self, message: bytes) -> MessageHeader:
-        """Check a message and return its header. A site, which has a secret, wants a cryptographic digest."""
-        return read_header(message, limit=self._limit, cryptographic=bool(self._maker.secret))
 
     # evaluation
 
