@@ -29,12 +29,13 @@ METHODS: dict[str, tuple[Any, str, int, float]] = {
     "fedproto": (["tiny-cnn"], "personal", 12, 0.02),
     "fedl2g": ("tiny4", "personal", 15, 0.05),
 }
+OPTIONS: dict[str, dict[str, Any]] = {"fedl2g": {"space": "logit"}}  # of methods, if not the defaults
 
 
 def config_of(method: str, rule: str, rounds: int) -> Config:
     """Return the experiment of one method."""
     common: dict[str, Any] = {
-        "method": method,
+        "method": {"name": method, **OPTIONS.get(method, {})},
         "aggregation": rule,
         "data": {"dataset": "digits", "partition": {"scheme": "dirichlet", "alpha": 1.0}},
         "models": {"group": METHODS[method][0]},

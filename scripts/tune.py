@@ -51,7 +51,7 @@ Score = Callable[[Overrides], float]
 
 def tuned_option(config: Config) -> tuple[str, Sequence[Any]] | None:
     """Return the option of a config's method that is tuned, with its values."""
-    if config.method["name"] == "fedl2g" and config.method.get("space") == "feature":
+    if config.method["name"] == "fedl2g" and config.method.get("space") != "logit":
         return FEATURE_RATES
     return OPTIONS.get(str(config.method["name"]))
 

@@ -57,7 +57,7 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["models.group=tabular4"], GROUP, "models.group"),
         (["method=ccvr", "method.mode=original"], r"; use '(\w+)'$", "method.mode"),
         (
-            ["method=fedl2g", "method.space=feature", "models.group=tiny-widths"],
+            ["method=fedl2g", "models.group=tiny-widths"],
             r"method.space: (\w+)",
             "method.space",
         ),

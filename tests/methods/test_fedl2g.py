@@ -237,7 +237,7 @@ def test_controls_keep_their_vectors_and_upload_nothing() -> None:
     learned = vectors_after(FedL2G(warmup=1), 2).server
     for guidance in ("frozen-random", "zero"):
         outcome = vectors_after(FedL2G(guidance=guidance), 2)
-        start = learned["start"] if guidance == "frozen-random" else torch.zeros(4, 4)
+        start = learned["start"] if guidance == "frozen-random" else torch.zeros(4, 64)
         assert torch.equal(outcome.server["vectors"], start)  # type: ignore[arg-type]
         assert [stats.up for stats in outcome.round_stats] == [{}, {}]
         assert all(stats.task_loss() is not None for stats in outcome.round_stats)
@@ -245,7 +245,7 @@ def test_controls_keep_their_vectors_and_upload_nothing() -> None:
 
 def test_several_study_batches_are_averaged(linears: Any) -> None:
     client = client_of(linears, LABELS, settings={"batch_size": 4, "lr": 0.1})
-    v, method = random_vectors(3), FedL2G(study_batches=3)
+    v, method = random_vectors(3), FedL2G(space="logit", study_batches=3)
     got = method.quiz_feedback(client, Payload({"vectors": v}))["gradient"]
     study, quiz = study_quiz_split(client, method.quiz)
     batches = random_study_batches(client, study, 3)
@@ -264,7 +264,8 @@ def test_unlearned_vectors_can_be_masked(linears: Any) -> None:
     assert all(torch.equal(t, weights_of(theirs.model)[n]) for n, t in weights_of(mine.model).items())
     FedL2G(mask_unlearned=True).train(mine, Payload({**down, "learned": torch.tensor([0.0, 2.0, 0.0])}))
     theirs.fit()
-    assert not torch.equal(mine.model.head.weight, theirs.model.head.weight)
+    moved = weights_of(theirs.model)["backbone.1.weight"]
+    assert not torch.equal(weights_of(mine.model)["backbone.1.weight"], moved)
     vectors_after(FedL2G(mask_unlearned=True, warmup=1), 2)
 
 
@@ -295,11 +296,13 @@ def test_wrong_options_are_rejected(fields: dict[str, Any], message: str) -> Non
 
 def test_features_of_different_widths_need_logits() -> None:
     models = {"group": ["tiny-cnn", {"name": "tiny-cnn", "feature_dim": 32}]}
-    with ToyFederation(FedL2G, {"space": "feature"}) as toy:
+    with ToyFederation(FedL2G, {}) as toy:
         settings_ = toy.settings(CLASS_COUNTS[:2], models=models)
-        with pytest.raises(InputError, match=r"space: feature needs .*would work: fedl2g with method.space: logit"):
+        with pytest.raises(
+            InputError, match=r"needs one feature width, .*set models.feature_dim, or method.space: logit"
+        ):
             toy.experiment(settings_)
-    with ToyFederation(FedL2G, {"warmup": 1}) as toy:
+    with ToyFederation(FedL2G, {"space": "logit", "warmup": 1}) as toy:
         toy.experiment(toy.settings(CLASS_COUNTS[:2], models=models))
 
 
@@ -311,7 +314,7 @@ def test_a_run_records_and_saves_the_vectors() -> None:
         saved = load_file(str(next(folder.glob("artifacts/guiding_vectors-*.safetensors"))))
     assert [event["round"] for event in events] == [1, 2]
     assert all(event["moved"] > 0 and event["silent"] == [] and len(event["rows"]) == 4 for event in events)
-    assert saved["vectors"].shape == (4, 4) and saved["classes"].tolist() == [0, 1, 2, 3]
+    assert saved["vectors"].shape == (4, 64) and saved["classes"].tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("check", ["resumed_equals_uninterrupted", "independent_of_client_order"])

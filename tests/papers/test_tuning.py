@@ -46,8 +46,8 @@ def test_every_tuned_option_exists_with_its_default_first(script: ModuleType) ->
         config = parse({"method": name})
         default = config.method[key.removeprefix("method.")]
         assert values[0] == default or name in {"dffke", "fedl2g"}  # a preset's value, and a default by space
-    features = parse({"method": {"name": "fedl2g", "space": "feature"}})
-    assert script.tuned_option(features) != script.tuned_option(parse({"method": "fedl2g"}))
+    logits = parse({"method": {"name": "fedl2g", "space": "logit"}})
+    assert script.tuned_option(logits) != script.tuned_option(parse({"method": "fedl2g"}))
 
 
 def test_the_file_gets_values_that_were_chosen_without_test_data(

@@ -214,7 +214,7 @@ def format_ranges(classes: Sequence[int]) -> str:
 def _print_method(federation: SimulatedFederation, config: Config) -> None:
     method = federation.method
     title = (type(method).__doc__ or method.name).strip().partition("\n")[0]
-    needs = ", ".join(method.needs.names()) or "nothing"
+    needs = ", ".join(method.requirements().names()) or "nothing"
     print_text(
         f"{title}\n"
         f"  requires         {needs} (satisfied by these clients)\n"

@@ -48,7 +48,8 @@ class Method:
     """Base of all methods. A round runs at the server and calls steps, which run at clients."""
 
     name: ClassVar[str] = ""
-    needs: ClassVar[Needs] = Needs()
+    needs: ClassVar[Needs] = Needs()  # with the default options
+    relaxed_by: ClassVar[Mapping[str, str]] = {}  # requirements that an option removes, with this option
     sends: ClassVar[Sends] = Sends()
     averaged: ClassVar[tuple[str, ...]] = ()  # uploads of which the server takes means, by `server.aggregation`
     verdict: ClassVar[str] = ""  # one sentence for lists: when the method helps, and when it does not
@@ -59,6 +60,10 @@ class Method:
     def __post_init__(self) -> None:
         """Check the bounds of all options. A subclass that checks more calls `super().__post_init__()`."""
         check_options(self, "method")
+
+    def requirements(self) -> Needs:
+        """Return what the method needs with its options. Override it if an option removes a requirement."""
+        return self.needs
 
     def check_training(self, settings: TrainSettings) -> None:
         """Raise InputError before the first round if the method does not support these training settings."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from types import MappingProxyType
 
 from polyfed.core.client_profile import Layout, Profile
 from polyfed.errors import InputError
@@ -101,10 +102,17 @@ def violated(needs: Needs, profiles: Sequence[Profile]) -> tuple[str, dict[Hasha
     return None
 
 
-def check(title: str, needs: Needs, profiles: Sequence[Profile], alternatives: Callable[[], Sequence[str]]) -> None:
+def check(
+    title: str,
+    needs: Needs,
+    profiles: Sequence[Profile],
+    alternatives: Callable[[], Sequence[str]],
+    relaxed_by: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Raise InputError if a requirement is not met. The message names the clients and the methods that would work.
 
-    `alternatives` returns these methods. It is only called for the message.
+    `alternatives` returns these methods. It is only called for the message. `relaxed_by` has the options of the
+    method that remove a requirement.
     """
     violation = violated(needs, profiles)
     if violation is None:
@@ -117,7 +125,8 @@ def check(title: str, needs: Needs, profiles: Sequence[Profile], alternatives: C
     )
     methods = alternatives()
     hint = f" Methods that would work: {', '.join(methods)}." if methods else ""
-    raise InputError(f"{title} needs {predicate.words}, but {shown}; {predicate.remedy}.{hint}")
+    option = f", or {relaxed_by[name]}" if name in relaxed_by else ""
+    raise InputError(f"{title} needs {predicate.words}, but {shown}; {predicate.remedy}{option}.{hint}")
 
 
 def _clients(names: Sequence[str]) -> str:

@@ -180,13 +180,13 @@ class ServerFederation(FederationBase):
 
     def check_needs(self, profiles: tuple[Profile, ...]) -> None:
         """Raise `InputError` if the method, splitting or filter does not work with these clients."""
-        title, needs = type(self.method).__name__, self.method.needs
+        title, needs = type(self.method).__name__, self.method.requirements()
         methods = partial(alternatives.working_methods, self, profiles)
         splittings = partial(alternatives.working_splittings, self, profiles)
         if self.config.splitting != "none":
             splitting.check_method(self.method, self.config.splitting, methods, splittings)
             needs = dataclasses.replace(needs, same_architecture=False)
-        requirements.check(title, needs, profiles, methods)
+        requirements.check(title, needs, profiles, methods, self.method.relaxed_by)
         uses_sub_models = needs.sub_models or self.config.splitting not in ("none", "architecture")
         if self.config.models.server is not None and not uses_sub_models:
             working = splittings()

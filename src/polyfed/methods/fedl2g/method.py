@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +32,6 @@ from polyfed.core import (
 )
 from polyfed.core.class_tables import mean_over_clients
 from polyfed.core.client_profile import Profile
-from polyfed.core.needs import check
 from polyfed.core.options import Degenerate
 from polyfed.core.schema import FromMethod
 from polyfed.methods.fedl2g.figures import record_guidance
@@ -41,7 +40,7 @@ from polyfed.methods.fedl2g.study_and_quiz import random_study_batches, study_qu
 from polyfed.training.losses import masked_mean
 from polyfed.training.samples import model_inputs
 
-SERVER_LR = {"logit": 0.1, "feature": 100.0}  # the paper tuned them on CIFAR-100
+SERVER_LR = {"feature": 100.0, "logit": 0.1}  # the paper tuned them on CIFAR-100
 VECTORS = {
     "vectors": TensorField(("classes", FromMethod("width"))),
     "learned": TensorField(("classes",), optional=True),
@@ -60,14 +59,15 @@ class FedL2G(Method):
     The warm-up trains no model. The released code spends its first 50 rounds on it; here 50 exchanges of vectors
     precede the training of round 1, with the participants of that round, so that every round trains. After the
     warm-up, clients train on their quiz samples as well; the paper holds them out (`train_on_quiz: false`). The
-    control `guidance: frozen-random` shows what learning the vectors adds. Clients are measured with the models that
-    they have trained, as in the paper. Results: docs/results/fedl2g.md.
+    control `guidance: frozen-random` shows what learning the vectors adds. The paper has both spaces; features are
+    its better variant and the default. Clients are measured with the models that they have trained, as in the paper.
+    Results: docs/results/fedl2g.md.
     """
 
-    space: Literal["logit", "feature"] = "logit"  # guide logits, or features; features must have one width
+    space: Literal["feature", "logit"] = "feature"  # guide features, which must have one width, or logits
     guidance: Literal["learned", "frozen-random", "zero"] = "learned"  # the last two are controls: vectors stay fixed
     weight: Annotated[float, Ge(0), Degenerate(0)] = 1.0  # weight of the guidance loss
-    server_lr: Annotated[float, Ge(0), Degenerate(0)] | None = None  # eta_s; none: 0.1 for logits, 100 for features
+    server_lr: Annotated[float, Ge(0), Degenerate(0)] | None = None  # eta_s; none: 100 for features, 0.1 for logits
     warmup: Annotated[int, Ge(0)] = 50  # T', exchanges of vectors before any model is trained
     quiz: Annotated[int, Ge(1)] = 10  # training samples of a client that are its quiz set
     train_on_quiz: bool = True  # train on the quiz samples as well; false: hold them out, as in the paper
@@ -80,13 +80,17 @@ class FedL2G(Method):
     allow_degenerate: bool = False  # accept weight 0, which is local training, and server_lr 0
 
     verdict = "No gain over local training shown; frozen random vectors do as well as learned ones."
-    needs = Needs()
+    needs = Needs(same_features=True)
+    relaxed_by: ClassVar[Mapping[str, str]] = {"same_features": "method.space: logit"}
     sends = Sends(
         up="gradient of the quiz loss for the vectors of the classes in the study batches",
         down="guiding vectors",
         kinds=("gradients",),
     )
     averaged = ("gradient",)
+
+    def requirements(self) -> Needs:
+        return self.needs if self.space == "feature" else Needs()
 
     def width(self, profile: Profile) -> int:
         """Return M, the number of entries of a guiding vector."""
@@ -96,9 +100,6 @@ class FedL2G(Method):
         return {"gradient": ""} if self.average == "owners" else None
 
     def init(self, server: Server) -> None:
-        if self.space == "feature":
-            working = ["fedl2g with method.space: logit"]
-            check("FedL2G with space: feature", Needs(same_features=True), server.roster, lambda: working)
         shape = (server.classes, self.width(server.roster[0]))
         normal = torch.randn(shape, generator=server.stream("guiding vectors"))  # V ~ N(0, 1)
         server.state["start"] = server.state["vectors"] = torch.zeros(shape) if self.guidance == "zero" else normal
