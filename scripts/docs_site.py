@@ -2,7 +2,7 @@
 
 - `CONTRIBUTING.md` and `CHANGELOG.md` of the repository become pages.
 - Notebooks in `docs/tutorials` become pages with their saved outputs.
-- Method pages get the sections that `method_pages.py` makes from the code and the result pages.
+- Method pages get the sections that `method_pages.py` makes from the code and the leaderboard.
 - Links from a page to files outside `docs/` point at the repository.
 - Mermaid flowcharts become SVG, because Material would load Mermaid from the internet.
 """

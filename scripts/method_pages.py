@@ -6,7 +6,7 @@
 | `<!-- algorithm -->` | the code of a round and of the client steps |
 | `<!-- messages -->` | every field of every message, with its size |
 | `<!-- options -->` | every option with its default, bounds and meaning |
-| `<!-- measured -->` | the rows of the result pages that have the method, with the gain over local training |
+| `<!-- measured -->` | the rows of the leaderboard that have the method, with the gain over local training |
 | `<!-- methods -->` | the list of all methods |
 """
 
@@ -26,6 +26,9 @@ from polyfed.catalogue import MethodInfo, Option, load, methods
 from polyfed.core.method import Method
 from polyfed.core.schema import Dim, Field, FromMethod, ScalarField, TableField, TensorField, TreeField, WeightsField
 from polyfed.core.step import Messages
+from polyfed.leaderboard.page import MIB
+from polyfed.leaderboard.records import Leaderboard, Row, read_leaderboard
+from polyfed.leaderboard.scenarios import SCENARIOS
 
 ROOT = Path(__file__).resolve().parents[1]
 MARKER = re.compile(r"^<!-- (summary|algorithm|messages|options|measured) -->$", re.MULTILINE)
@@ -225,61 +228,33 @@ def algorithm(info: MethodInfo) -> str:
 
 
 @cache
-def result_tables() -> list[tuple[str, str, str, dict[str, dict[str, str]]]]:
-    """Return (page, title, heading, rows by method) of every table on a result page that has a row for `local`."""
-    found = []
-    for path in sorted((ROOT / "docs" / "results").glob("*.md")):
-        if path.name == "index.md" or path.name.endswith(".notes.md"):
-            continue
-        text = path.read_text(encoding="utf-8")
-        title = text.partition("\n")[0].lstrip("# ")
-        for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
-            heading = section.partition("\n")[0]
-            header: list[str] = []
-            rows: dict[str, dict[str, str]] = {}
-            for line in section.splitlines():
-                cells = (
-                    [cell.strip().strip("*") for cell in line.strip().strip("|").split("|")]
-                    if line.startswith("|")
-                    else []
-                )
-                if cells and cells[0] == "method":
-                    header = cells
-                elif cells and header and len(cells) == len(header):
-                    rows.setdefault(cells[0].strip("`"), dict(zip(header, cells, strict=True)))
-            if "local" in rows:
-                found.append((path.name, title, heading, rows))
-    return found
+def leaderboard() -> Leaderboard:
+    return read_leaderboard()
 
 
 def measured(info: MethodInfo) -> str:
-    """Return what the result pages measured for the method, next to local training."""
+    """Return what the leaderboard measured for the method, with the gain over local training on the same models."""
     rows = []
-    for page, _title, heading, by_method in result_tables():
-        row, local = by_method.get(info.name), by_method["local"]
-        if row is None:
-            continue
-        cells = [f"[{escape(heading)}](../results/{page}#{slugify(heading, '-')})"]
-        for measure in ("personal", "global"):
-            column = next((name for name in (f"{measure} final", f"{measure}, %") if name in row), "")
-            value, base = mean(row.get(column, "")), mean(local.get(column, ""))
-            gain = (
-                f" ({value - base:+.1f})" if value is not None and base is not None and info.name != "local" else ""
-            )
-            cells.append("-" if value is None else f"{value:.1f} %{gain}")
-        cells += [row.get("MiB up", "-").split(" ±")[0], row.get("MiB down", "-").split(" ±")[0]]
-        if cells[1:] not in [other[1:] for other in rows]:  # several pages show the same runs
-            rows.append(cells)
+    for name, record in leaderboard().scenarios.items():
+        title = SCENARIOS[name].title
+        link = f"[{escape(title)}](../leaderboard.md#{slugify(title, '-')})"
+        for row in record.rows:
+            if row.method == info.name:
+                accuracies = [accuracy(row, "global"), accuracy(row, "personal")]
+                sent = [f"{(row.mean(way) or 0) / MIB:.2f}" for way in ("up", "down")]
+                rows.append([link, row.models or "as in the scenario", *accuracies, *sent])
     if not rows:
-        return "The [result pages](../results/index.md) have no table with this method and local training."
-    header = ["setting", "personal accuracy", "global accuracy", "MiB up", "MiB down"]
-    note = "" if info.name == "local" else " In brackets: points above or below local training in the same table."
-    return table(header, rows) + f"\n\nMeans over three seeds, last round, CPU-sized settings.{note}"
+        return "The [leaderboard](../leaderboard.md) has no row of this method."
+    header = ["scenario", "models", "common accuracy", "personal accuracy", "MiB up", "MiB down"]
+    note = "" if info.name == "local" else " In brackets: points above or below local training on the same models."
+    return table(header, rows) + f"\n\nMeans over seeds, last round, CPU-sized settings.{note}"
 
 
-def mean(cell: str) -> float | None:
-    match = re.match(r"-?\d+(\.\d+)?", cell)
-    return float(match.group(0)) if match else None
+def accuracy(row: Row, kind: str) -> str:
+    """Return a mean accuracy of a row with its gain over local training."""
+    value = row.mean("global_" if kind == "global" else kind)
+    gain = f" ({row.gains[kind].mean:+.1f})" if kind in row.gains else ""
+    return "-" if value is None else f"{value:.1f} %{gain}"
 
 
 def method_list() -> str:

@@ -30,7 +30,7 @@ class FedDistill(Method):
     its last rows. The paper averages softmax outputs of training batches (`outputs: probabilities` with
     `collect: online`); here logits are averaged after training, which makes no difference in accuracy.
 
-    A client is measured with the model that it has just trained. Results: docs/results/heterogeneous.md.
+    A client is measured with the model that it has just trained. Results: docs/leaderboard.md.
     """
 
     guidance: Annotated[float, Ge(0), Degenerate(0)] = 1.0  # lambda, weight of the distillation loss

@@ -48,7 +48,7 @@ class FedGH(Method):
     optimiser is that of the authors: one class mean per step, with momentum, weight decay and clipping.
 
     Clients are measured with the heads that they have trained. The accuracy "by server head" is that of the same
-    models with the head that the server has trained in this round. Results: docs/results/heterogeneous.md.
+    models with the head that the server has trained in this round. Results: docs/leaderboard.md.
     """
 
     server_lr: Annotated[float, Ge(0), Degenerate(0)] = 0.01  # eta_s, learning rate of the head (SGD)

@@ -30,7 +30,7 @@ class FedKTLLite(FedKTL):
     Clients cannot learn anything from an untrained network or from a formula for textures. With these stand-ins the
     method measures the effect of its simplex and margin, and the cost of the regression to latents. Every run records
     `faithful: false` and the stand-in. `generator: trained` uses a generator of your own, without a checksum. Clients
-    are measured with the models that they have trained. Results: docs/results/heterogeneous.md.
+    are measured with the models that they have trained. Results: docs/leaderboard.md.
     """
 
     source: str = ""  # for `trained`: Python file whose build() returns the generator

@@ -36,7 +36,7 @@ class FedProto(Method):
     Clients are measured with the prototypes of the round that has just ended, as the authors do: on their own test
     samples among their own classes (in the released code), on the common test set among all classes. The accuracy
     "by all classes" is among all classes on both, "by head" is that of the clients' heads. In short runs the features
-    of different models are not aligned, and heads are better than prototypes. See docs/results/heterogeneous.md.
+    of different models are not aligned, and heads are better than prototypes. See docs/leaderboard.md.
     """
 
     guidance: Annotated[float, Ge(0), Degenerate(0)] = 1.0  # lambda, weight of the regulariser; later papers use 10

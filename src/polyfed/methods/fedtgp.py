@@ -53,7 +53,7 @@ class FedTGP(Method):
     Clients are measured with the prototypes that the server has trained in this round, as the authors do. The
     accuracy "by previous prototypes" is with those that the clients have trained with, "by head" is that of their
     heads. Short runs end below local training, because the prototypes still move in every round. Results:
-    docs/results/heterogeneous.md.
+    docs/leaderboard.md.
     """
 
     guidance: Annotated[float, Ge(0), Degenerate(0)] = 10.0  # lambda, weight of the distance to the prototypes

@@ -35,7 +35,7 @@ class FML(Method):
     trains the private model only. `train.clip_norm` applies to each of the two models.
 
     Clients are measured with their private models. With alpha 0.5 the cross-entropy has half of its usual weight, so
-    short runs end below local training. Results: docs/results/heterogeneous.md.
+    short runs end below local training. Results: docs/leaderboard.md.
     """
 
     alpha: Annotated[float, Interval(ge=0, le=1), Degenerate(1)] = 0.5  # weight of cross-entropy, private model

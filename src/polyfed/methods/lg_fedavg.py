@@ -29,7 +29,7 @@ class LGFedAvg(Method):
 
     Clients are measured with the averaged head of the round, as the authors do. The accuracy "by local head" is that
     of the same models with the heads that the clients have trained, which is usually higher on their own data.
-    Results: docs/results/heterogeneous.md.
+    Results: docs/leaderboard.md.
     """
 
     weights: Literal["samples", "uniform"] = "samples"  # weights of clients in the mean: by samples, or equal

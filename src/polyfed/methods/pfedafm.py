@@ -35,7 +35,7 @@ class PFedAFM(Method):
     with the last alpha, because neither is copied; here both are copied.
 
     A client is measured with its own model and the extractor that it last received. alpha starts at 1 and moves
-    slowly: in short runs the method hardly differs from local training. Results: docs/results/heterogeneous.md.
+    slowly: in short runs the method hardly differs from local training. Results: docs/leaderboard.md.
     """
 
     lr_alpha: Annotated[float, Ge(0), Degenerate(0)] = 0.01  # learning rate of the mixing vector

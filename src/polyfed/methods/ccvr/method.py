@@ -41,7 +41,7 @@ class CCVR(Method):
     different architectures CCVR ends far below local training: extractors that were trained separately are not
     aligned, so the features of one model say little about classes in another. Pooling over equal models only
     (`pool: architecture`) loses less. A run that pools over different extractors records a warning. Results:
-    docs/results/heterogeneous.md.
+    docs/leaderboard.md.
     """
 
     mode: Literal["auto", "original", "hetero"] = "auto"  # auto: original if all clients have one architecture

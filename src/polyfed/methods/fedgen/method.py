@@ -41,7 +41,7 @@ class FedGen(Method):
 
     Clients are measured with the averaged head of the round, as the authors do, and also with the heads that they
     have trained ("by local head"). Results are close to LG-FedAvg: within one round the generator satisfies every
-    head, and then teaches them little. See docs/results/heterogeneous.md.
+    head, and then teaches them little. See docs/leaderboard.md.
     """
 
     guidance: Annotated[float, Ge(0), Degenerate(0)] = 1.0  # gamma, weight of the loss on generated features

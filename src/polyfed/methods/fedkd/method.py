@@ -37,7 +37,7 @@ class FedKD(Method):
     mentee. All mentees are equal at the start of a round, because the server applies the compressed update as well.
     Both models run once per batch in training mode. A last batch of one sample, on which a mentee with BatchNorm
     cannot be trained, trains the mentor only. The paper also compares attention maps of transformers, which is not
-    implemented. Clients are measured with their mentors. Results: docs/results/heterogeneous.md.
+    implemented. Clients are measured with their mentors. Results: docs/leaderboard.md.
     """
 
     energy_start: Annotated[float, Interval(gt=0, le=1)] = 0.95  # initial share of squared singular values

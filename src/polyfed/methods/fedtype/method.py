@@ -39,7 +39,7 @@ class FedType(Method):
     alternate by local epochs, each with a new optimiser. Label sets are calibrated once a round, as in the released
     code; `calibrate: epoch` does it again before every epoch.
 
-    A client is measured with its private model after training. Results: docs/results/heterogeneous.md.
+    A client is measured with its private model after training. Results: docs/leaderboard.md.
     """
 
     auxiliary: str | None = None  # architecture of the proxy; none: the smallest client model
