@@ -18,7 +18,10 @@ from polyfed.cli.app import main
 from polyfed.comparison import compare
 from polyfed.comparison.table import Spread
 from polyfed.comparison.text_table import text_table
+from polyfed.config import parse
+from polyfed.config.sections import AggregationConfig
 from polyfed.errors import InputError
+from polyfed.runs.added_keys import ADDED_KEYS, AGGREGATION
 
 MIB = 1 << 20
 NASTY = 'a|b_&<script>alert("x")</script>[red]%$#{}~^\\'
@@ -434,6 +437,20 @@ def test_a_key_that_an_earlier_release_did_not_have_counts_as_off(tmp_path: Path
     rows = compare([tmp_path]).rows
     assert [row.runs for row in rows] == [1, 1, 1]  # one of them differs, so all have the column
     assert compare([tmp_path / "0", tmp_path / "1"]).rows[0].runs == 2
+
+
+def test_keys_of_later_releases_count_with_their_defaults(tmp_path: Path) -> None:
+    full = parse({"method": "fedavg"}).to_dict()
+    for section, added in ADDED_KEYS.items():
+        assert {key: full[section][key] for key in added} == added
+    assert dict(AggregationConfig()) == AGGREGATION
+    old = {key: value for key, value in full.items() if key != "aggregation"}
+    old["data"] = {key: value for key, value in old["data"].items() if key != "validation"}
+    listed = {**full, "aggregation": {"name": "mean", "share": 0.2, "norm": None, "keep": 1}}
+    for number, config in enumerate((old, full, listed)):
+        write(tmp_path / str(number), result("fedavg", number, 0.5), config)
+    assert [row.runs for row in compare([tmp_path]).rows] == [3]
+    assert [row.runs for row in compare([tmp_path], by=["data.validation", "aggregation"]).rows] == [3]
 
 
 def test_runs_differ_in_their_aggregation_rule(tmp_path: Path) -> None:

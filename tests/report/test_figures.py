@@ -126,6 +126,12 @@ def test_runs_that_differ_in_a_setting_are_separate_groups(make_run: MakeRun) ->
         group_runs([read(folder) for folder in folders], ["data.alfa"])
 
 
+def test_runs_of_earlier_releases_are_in_the_group_of_equal_runs(make_run: MakeRun) -> None:
+    rules: list[dict[str, Any]] = [{}, {"name": "mean"}, {"name": "mean", "share": 0.2, "norm": None, "keep": 1}]
+    folders = [make_run(str(k), seed=k, config={"aggregation": rule} if rule else {}) for k, rule in enumerate(rules)]
+    assert {(row["runs"], row["n"]) for row in rows_of("curves", folders)} == {("fedproto", "3")}
+
+
 def test_loss_and_loss_increase(make_run: MakeRun) -> None:
     folder = make_run()  # losses 2, 1, 1.5
     assert [float(row["mean"]) for row in rows_of("loss", [folder])] == [2.0, 1.0, 1.5]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.errors import InputError
+from polyfed.runs.added_keys import with_added_keys
 from polyfed.runs.config_text import flatten, format_value
 from polyfed.runs.discovery import find_run_folders
 from polyfed.runs.folder import RunFolder
@@ -38,7 +39,7 @@ class Run:
         """Return the value of a dotted key in the config or the result, or None if neither has it."""
         if key == "method":
             return self.result.method
-        for tree in (self.config, self.result):
+        for tree in (with_added_keys(self.config) if self.config else {}, self.result):
             value: Any = tree
             for part in key.split("."):
                 value = value.get(part) if isinstance(value, Mapping) else None
@@ -47,13 +48,12 @@ class Run:
         return None
 
     def settings(self) -> dict[str, str]:
-        """Return all settings that define the experiment, by dotted key."""
-        compared = {key: value for key, value in self.config.items() if key not in NOT_COMPARED}
+        """Return all settings that define the experiment, by dotted key, with the keys of later releases."""
+        compared = {key: value for key, value in with_added_keys(self.config).items() if key not in NOT_COMPARED}
         settings = {key: format_value(value) for key, value in flatten(compared)}
         for key in (FILTER, AGGREGATION):
             if f"{key}.name" in settings:  # one key, with and without options
                 settings[key] = settings.pop(f"{key}.name")
-        settings.setdefault(AGGREGATION, "mean")  # the only rule of earlier releases
         return settings
 
 

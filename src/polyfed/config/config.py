@@ -26,20 +26,10 @@ from polyfed.config.sections import (
 )
 from polyfed.config.validation_message import validation_message
 from polyfed.errors import InputError
+from polyfed.runs.added_keys import ADDED_KEYS
 
 if TYPE_CHECKING:
     from polyfed.catalogue import MethodInfo
-
-
-# keys of later releases: with these defaults, they leave hashes as they were
-ADDED_KEYS: dict[tuple[str, str], object] = {
-    ("models", "start"): None,
-    ("data", "tokenizer"): None,
-    ("data", "validation"): 0.0,
-    ("train", "precision"): "fp32",
-    ("train", "compile"): False,
-    ("train", "micro_batch"): None,
-}
 
 
 class Config(Section):
@@ -128,9 +118,10 @@ class Config(Section):
     def hash(self) -> str:
         """Return a digest of the settings that affect results: all but name, engine, checkpoint and track."""
         counted = {k: v for k, v in self.to_dict().items() if k not in {"name", "engine", "checkpoint", "track"}}
-        for (section, key), default in ADDED_KEYS.items():
-            if counted[section][key] == default:
-                del counted[section][key]
+        for section, added in ADDED_KEYS.items():
+            for key, default in added.items():
+                if counted[section][key] == default:
+                    del counted[section][key]
         if self.aggregation == AggregationConfig():
             del counted["aggregation"]
         return hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()

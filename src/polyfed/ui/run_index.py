@@ -12,6 +12,7 @@ from typing import Any
 from polyfed.comparison.runs import NOT_COMPARED
 from polyfed.errors import InputError, RunError
 from polyfed.runs import lock_owner
+from polyfed.runs.added_keys import with_added_keys
 from polyfed.runs.config_text import flatten, format_value
 from polyfed.runs.discovery import ANY_RUN_FILE, find_run_folders
 from polyfed.runs.folder import RunFolder
@@ -82,7 +83,8 @@ class RunIndex:
         """
         folder = self._folder(run_id)
         try:
-            settings = {key: format_value(value) for key, value in flatten(read_config(folder.config_file))}
+            config = with_added_keys(read_config(folder.config_file))
+            settings = {key: format_value(value) for key, value in flatten(config)}
             return {"settings": settings, "repeated": sorted(NOT_COMPARED)}
         except (ValueError, RecursionError) as error:
             return {"error": str(error)}
