@@ -5,6 +5,7 @@ show the sound run next to the damaged one. Each case runs in a process of its o
 
     python scripts/damaged_folders.py                       # all cases: more than an hour
     python scripts/damaged_folders.py --only 'events.jsonl' # cases whose name contains a text
+    python scripts/damaged_folders.py --save                # write the counts for docs/reliability.md
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from scripts.reliability import results
 from tests.runs import damage
 from tests.runs.damaged_commands import COMMANDS, attempt, sound_runs, warm_up
 
@@ -24,8 +26,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="run the cases whose name contains this text")
     parser.add_argument("--commands", default=",".join(COMMANDS), help="commands, separated by commas")
+    parser.add_argument("--save", action="store_true", help="write one result file for each command")
     chosen = parser.parse_args()
-    problems = count = 0
+    all_problems = all_cases = 0
     with tempfile.TemporaryDirectory() as place:
         base = Path(place)
         outside = base / "outside.txt"
@@ -34,15 +37,20 @@ def main() -> int:
             sound = stopped if command == "resume" else finished
             work = base / f"work-{command}"
             warm_up(command, sound, work)
-            for case in damage.cases(sound, outside):
-                if chosen.only in case.name:
-                    count += 1
-                    problem = attempt(command, case, sound, work)
-                    if problem:
-                        problems += 1
-                        print(f"{command}: {case.name}: {problem}", flush=True)
-    print(f"{count} cases, {problems} problems")
-    return 1 if problems else 0
+            cases = [case for case in damage.cases(sound, outside) if chosen.only in case.name]
+            problems = []
+            for done, case in enumerate(cases, 1):
+                problem = attempt(command, case, sound, work)
+                if problem:
+                    problems.append(f"{case.name}: {problem}")
+                    print(f"{command}: {problems[-1]}", flush=True)
+                if chosen.save and (done % 25 == 0 or done == len(cases)):
+                    figures = {"cases": len(cases), "done": done, "problems": problems}
+                    results.save(f"damaged-{command}", figures)
+            all_cases += len(cases)
+            all_problems += len(problems)
+    print(f"{all_cases} cases, {all_problems} problems")
+    return 1 if all_problems else 0
 
 
 if __name__ == "__main__":

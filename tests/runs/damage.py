@@ -61,7 +61,7 @@ def _whole_file(outside: Path, seed: int) -> dict[str, Damage]:
     def flip(path: Path) -> None:
         data = bytearray(path.read_bytes())
         chosen = random.Random(seed)
-        for _ in range(max(1, len(data) // 50)):
+        for _ in range(max(1, len(data) // 50) if data else 0):
             data[chosen.randrange(len(data))] ^= 1 << chosen.randrange(8)
         path.write_bytes(data)
 

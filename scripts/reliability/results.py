@@ -1,0 +1,39 @@
+"""Result files of the reliability scripts: one JSON file each, from which page.py writes docs/reliability.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).with_name("results")
+
+
+def save(name: str, figures: Mapping[str, Any], folder: Path = FOLDER) -> None:
+    """Write the figures of one script, with the command and the versions that gave them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    script = Path(sys.argv[0]).resolve().relative_to(Path(__file__).resolve().parents[2])
+    content = {
+        "command": " ".join(["python", str(script), *_without_out(sys.argv[1:])]),
+        "versions": {
+            "python": platform.python_version(),
+            "torch": version("torch"),
+            "flwr": version("flwr"),
+            "linux": platform.release().split("-")[0],
+        },
+        "cores": os.cpu_count(),
+        **figures,
+    }
+    (folder / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _without_out(arguments: list[str]) -> list[str]:
+    if "--out" in arguments:
+        place = arguments.index("--out")
+        return arguments[:place] + arguments[place + 2 :]
+    return arguments
