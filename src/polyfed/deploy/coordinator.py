@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
+
 from polyfed.config import Config
 from polyfed.deploy import site_registry
 from polyfed.deploy.app_bundle import build_app
@@ -23,7 +25,7 @@ from polyfed.deploy.supernode_tasks import create_secret
 from polyfed.errors import InputError, RunError
 from polyfed.experiment import Observer
 from polyfed.runs.folder import RunFolder
-from polyfed.runs.records import Result
+from polyfed.runs.records import Result, RoundRecord
 
 START_SECONDS = 60.0
 Notify = Callable[[str], None]
@@ -44,6 +46,19 @@ def exclusive(home: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+class _Progress:
+    """An observer that counts the rounds since the SuperLink was started."""
+
+    rounds = 0
+
+    def started(self, config: Config, folder: Path, done: int) -> None: ...
+
+    def round_done(self, record: RoundRecord) -> None:
+        self.rounds += 1
+
+    def note(self, sentence: str) -> None: ...
 
 
 @dataclass
@@ -88,7 +103,7 @@ class Coordinator:
                 notify=self.notify,
             )
             self._start_superlink()
-            stack.callback(self.superlink.stop)
+            stack.callback(lambda: self.superlink.stop())
             self.gateway.start()
             stack.callback(self.gateway.stop)
             if self.secure:
@@ -148,7 +163,23 @@ class Coordinator:
     # runs
 
     def run(self, config: Config, folder: RunFolder, observers: Sequence[Observer] = ()) -> Result:
-        """Run an experiment over the sites, from the start or from its last checkpoint. Return its result."""
+        """Run an experiment over the sites, from the start or from its last checkpoint. Return its result.
+
+        If the SuperLink ends, start it again and resume from the last checkpoint. Raise `RunError` if it ends again
+        before a round has finished.
+        """
+        progress = _Progress()
+        while True:
+            try:
+                return self._run(config, folder, [*observers, progress])
+            except (RunError, httpx.HTTPError):
+                if self.superlink.exit_code is None or not progress.rounds:
+                    raise
+                self.notify(f"the SuperLink ended with code {self.superlink.exit_code}; starting it again")
+                progress.rounds = 0
+                self._start_superlink()
+
+    def _run(self, config: Config, folder: RunFolder, observers: Sequence[Observer]) -> Result:
         with self.control() as control:
             run_id = control.start_run(build_app())
         task = ServerAppTask(self.address, self._secret, self._internal_authority)

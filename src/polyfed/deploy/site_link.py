@@ -41,6 +41,7 @@ class GridLink:
     which a key is registered, or is None if sites have no keys. `check_offer` raises `InputError` if a site of this
     name and offer cannot take part. `notify` receives the reasons of refusals. A reply may have up to `limit` bytes.
     `silent_sites` returns registered sites that no longer send requests, although Flower may still list them.
+    `check_alive` raises `RunError` if the SuperLink has ended.
     """
 
     def __init__(
@@ -52,8 +53,10 @@ class GridLink:
         notify: Callable[[str], None],
         limit: int,
         silent_sites: Callable[[], frozenset[str]] = frozenset,
+        check_alive: Callable[[], None] = lambda: None,
     ) -> None:
         self._grid = grid
+        self._check_alive = check_alive
         self._downloader = grid.reply_downloader(limit) if isinstance(grid, RaisingGrid) else None
         self._notify = notify
         self._handshake = handshake
@@ -91,12 +94,12 @@ class GridLink:
         """Return the replies that have arrived. An invalid reply becomes a failure and never raises."""
         wanted, downloader = list(message_ids), self._downloader
         if downloader is not None:
-            downloads = retry_while_busy(lambda: downloader.poll(wanted))
+            downloads = self._retry_while_busy(lambda: downloader.poll(wanted))
             return {message_id: unwrap_reply(reply) for message_id, reply in downloads.items()}
         replies: dict[str, SiteMessage | Failure] = {}
         for message_id in wanted:  # one at a time, so that an invalid reply does not affect the others
             try:
-                pulled = retry_while_busy(lambda id_=message_id: list(self._grid.pull_messages([id_])))  # type: ignore[misc]
+                pulled = self._retry_while_busy(lambda id_=message_id: list(self._grid.pull_messages([id_])))  # type: ignore[misc]
             except RunError:
                 raise
             except Exception as error:
@@ -115,12 +118,25 @@ class GridLink:
 
     def _present_nodes(self) -> dict[int, bytes]:
         """Return the public keys of all online nodes, without those whose sites are lost."""
-        nodes = retry_while_busy(lambda: list(self._grid.get_nodes()))
+        nodes = self._retry_while_busy(lambda: list(self._grid.get_nodes()))
         present = {node.node_id: bytes(node.public_key) for node in nodes}
         lost = self.lost()
         if not lost or self._name_of_key is None:
             return present
         return {node: key for node, key in present.items() if self._name_of_key(key) not in lost}
+
+    def _retry_while_busy(self, request: Callable[[], Response]) -> Response:
+        """Return the SuperLink's response. Repeat the request while the SuperLink is busy."""
+        deadline = time.monotonic() + RETRY_SECONDS
+        while True:
+            try:
+                return request()
+            except httpx.HTTPError as error:
+                self._check_alive()
+                refused = isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500
+                if refused or time.monotonic() > deadline:
+                    raise RunError(f"the SuperLink no longer answers: {error}") from None
+                time.sleep(1.0)
 
     def _push(self, messages: list[Message]) -> list[str]:
         """Send messages once. Flower would refuse a repeated message that it already has."""
@@ -175,19 +191,6 @@ class GridLink:
         if self._reasons.get(node) != reason:
             self._reasons[node] = reason
             self._notify(reason)
-
-
-def retry_while_busy(request: Callable[[], Response]) -> Response:
-    """Return the SuperLink's response. Repeat the request while the SuperLink is busy."""
-    deadline = time.monotonic() + RETRY_SECONDS
-    while True:
-        try:
-            return request()
-        except httpx.HTTPError as error:
-            refused = isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500
-            if refused or time.monotonic() > deadline:
-                raise RunError(f"the SuperLink no longer answers: {error}") from None
-            time.sleep(1.0)
 
 
 def unwrap_reply(message: Message | Failure) -> SiteMessage | Failure:

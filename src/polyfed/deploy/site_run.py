@@ -45,8 +45,8 @@ def run_over_sites(
 ) -> Result:
     """Run an experiment over the sites, from the start or from its last checkpoint. Return its result.
 
-    `name_of_key` returns the site name of a key, or is None if sites have no keys. `check_alive` raises if waiting
-    for sites has become pointless. `silent_sites` returns sites that no longer send requests.
+    `name_of_key` returns the site name of a key, or is None if sites have no keys. `check_alive` raises `RunError` if
+    the SuperLink has ended. `silent_sites` returns sites that no longer send requests.
     """
     result = folder.result()
     if result is not None:
@@ -56,7 +56,8 @@ def run_over_sites(
     record = SitesRecord(folder, config)
     handshake = SiteMessage({"do": "hello", "run": record.run, "config": public_config(config.to_dict())})
     limit = size_in_bytes(config.engine.message_limit)
-    link = GridLink(grid, handshake, name_of_key, offer_checker(config), notify, limit, silent_sites)
+    check = offer_checker(config)
+    link = GridLink(grid, handshake, name_of_key, check, notify, limit, silent_sites, check_alive)
     link.offers.update(record.offers)
     wait_for_sites(link, config, check_alive, notify)
     plan = plan_from_offers(config, link.offers)
