@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
-import signal
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +20,6 @@ from polyfed.deploy.processes import free_port, is_listening
 from polyfed.deploy.site_setup import own_data_setup
 
 WAIT_SECONDS = 400.0
-SUPERLINK, SUPERNODE = b"flower_superlink", b"flower_supernode"
 SETTING: dict[str, Any] = {
     **OWN_SETTING,
     "evaluate": {"personal": False, "global": False},
@@ -155,23 +152,6 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
         with contextlib.suppress(json.JSONDecodeError):
             complete.append(json.loads(line))
     return complete
-
-
-def child_of(pid: int, command: bytes) -> int | None:
-    """Return the process id of the child whose command line contains a text, or None."""
-    with contextlib.suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in (task / "children").read_text().split():
-                if command in Path(f"/proc/{child}/cmdline").read_bytes():
-                    return int(child)
-    return None
-
-
-def kill(*pids: int | None) -> None:
-    for pid in pids:
-        if pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager

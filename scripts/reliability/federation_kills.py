@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from scripts.reliability.federation import SUPERLINK, SUPERNODE, Federation, child_of, kill, run_federation
+from scripts.reliability.federation import Federation, run_federation
+from scripts.reliability.processes import SUPERLINK, SUPERNODE, children, kill
 
 ROUNDS, SITE_ROUNDS = 20, 25  # of one run; a new run starts when it has finished
 ROUND_SECONDS = 5.0  # a round takes about as long
@@ -31,11 +32,11 @@ def kill_coordinator(folder: Path, target: str, moments: int, seed: int, save: S
                     federation.wait_for_rounds(before + 1)
                 time.sleep(draws.uniform(0, START_SECONDS if at_start else ROUND_SECONDS))
                 coordinator = federation.coordinator
-                victim = coordinator.pid if target == "coordinator" else child_of(coordinator.pid, SUPERLINK)
-                if federation.finished() or victim is None:
+                victims = [coordinator.pid] if target == "coordinator" else children(coordinator.pid, SUPERLINK)
+                if federation.finished() or not victims:
                     continue
                 before = federation.rounds()
-                kill(victim)
+                kill(*victims)
                 seconds = federation.wait_for_rounds(before + 1)
                 kills.append({"phase": "start" if at_start else "round", "seconds": round(seconds, 1)})
                 save(figures)
@@ -89,10 +90,10 @@ def kill_sites(folder: Path, target: str, moments: int, seed: int, save: Save) -
 
 def _kill_site(federation: Federation, name: str, target: str) -> None:
     site = federation.sites[name]
-    supernode = child_of(site.pid, SUPERNODE)
+    supernodes = children(site.pid, SUPERNODE)
     if target == "supernode":
-        kill(supernode)  # the site starts another one itself
+        kill(*supernodes)  # the site starts another one itself
         return
-    kill(site.pid, supernode if target == "machine" else None)
+    kill(site.pid, *(supernodes if target == "machine" else []))
     site.wait(60)
     federation.start_site(name)
