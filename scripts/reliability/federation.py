@@ -35,7 +35,7 @@ class Federation:
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         self.folder, self.names = folder, list(names)
         self._consortium = make_consortium(folder, *names)
-        self._port = free_port()
+        self.port = free_port()
         self._data = {name: own_data(folder / f"data-{name}", k) for k, name in enumerate(names)}
         self._settings: dict[str, Any] = {}
         self.run = folder
@@ -49,18 +49,18 @@ class Federation:
         (self.folder / "config.yaml").write_text(yaml.safe_dump(self._settings))
         self.start_coordinator()
         if not self.sites:
-            self.wait(lambda: is_listening("127.0.0.1", self._port), "the gateway")
+            self.wait(lambda: is_listening("127.0.0.1", self.port), "the gateway")
             for site in self.names:
                 self.start_site(site)
         return 0
 
     def start_coordinator(self) -> None:
-        options = ("--home", str(self._consortium.home), "--host", "127.0.0.1", "--port", str(self._port))
+        options = ("--home", str(self._consortium.home), "--host", "127.0.0.1", "--port", str(self.port))
         self.coordinator = self._start("serve", str(self.folder / "config.yaml"), "--out", str(self.run), *options)
 
     def start_site(self, name: str) -> None:
         credentials = ("--key", str(self.folder / f"{name}.key"), "--ca", str(self._consortium.home / "ca.crt"))
-        server = ("--server", f"127.0.0.1:{self._port}", *credentials, "--state", str(self.folder / name))
+        server = ("--server", f"127.0.0.1:{self.port}", *credentials, "--state", str(self.folder / name))
         data = ("--data", str(self._data[name]), "--model", "tiny-mlp")
         self.sites[name] = self._start("join", *server, *data)
 
