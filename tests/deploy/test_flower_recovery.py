@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from scripts.reliability.processes import SUPERLINK, SUPERNODE, children, kill
 from tests.deploy.direct_link import OWN_MODEL, OWN_SETTING, DirectLink, make_sites, own_data, run_over
 from tests.deploy.polyfed_processes import Process, make_consortium, rounds_done, start, stopping, wait_until
 
@@ -18,7 +19,7 @@ from polyfed.deploy.site_setup import own_data_setup
 SETTING: dict[str, Any] = {
     **OWN_SETTING,
     "name": "recovery",
-    "rounds": 4,
+    "rounds": 6,
     "evaluate": {"personal": False, "global": False},
     "checkpoint": {"seconds": 0.0},
     "engine": {"timeout": 100.0},
@@ -26,8 +27,8 @@ SETTING: dict[str, Any] = {
 }
 
 
-def test_a_killed_site_and_coordinator_recover_without_loss(tmp_path: Path) -> None:
-    """A site is killed in a round, then the coordinator, and two sites swap their ports. The run completes."""
+def test_killed_processes_recover_without_loss(tmp_path: Path) -> None:
+    """The SuperLink is killed, then a site in a round, then the coordinator and a SuperNode. Two sites swap their ports."""
     consortium = make_consortium(tmp_path, "ana", "ben", "cleo")
     (tmp_path / "model.py").write_text(OWN_MODEL)
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(SETTING))
@@ -53,6 +54,9 @@ def test_a_killed_site_and_coordinator_recover_without_loss(tmp_path: Path) -> N
         ana, ben, cleo = (site(name, local_ports[name]) for name in models)
         with stopping(ana, ben, cleo):
             wait_until(lambda: rounds_done(run) >= 1, "the first round", coordinator.output)
+            kill(*children(coordinator.popen.pid, SUPERLINK))
+            wait_until(lambda: rounds_done(run) >= 2, "a round with another SuperLink", coordinator.output)
+            assert "the SuperLink ended with code -9; starting it again" in coordinator.output()
             ben.popen.send_signal(signal.SIGSTOP)  # so that it is killed during a call
             before = received_messages("ben")
             wait_until(lambda: received_messages("ben") > before, "the next call of ben", coordinator.output)
@@ -60,6 +64,7 @@ def test_a_killed_site_and_coordinator_recover_without_loss(tmp_path: Path) -> N
             ben.stop(signal.SIGKILL)
             wait_until(lambda: rounds_done(run) >= killed_in, "a round without ben", coordinator.output)
             coordinator.stop(signal.SIGKILL)
+            kill(*children(cleo.popen.pid, SUPERNODE))
             ana.stop()
             coordinator = start_coordinator()
             ana, ben = site("ana", local_ports["ben"]), site("ben", local_ports["ana"])
@@ -68,16 +73,17 @@ def test_a_killed_site_and_coordinator_recover_without_loss(tmp_path: Path) -> N
     assert coordinator.popen.returncode == 0, coordinator.output()
     assert "resuming from its last checkpoint" in coordinator.output()
     result = json.loads((run / "result.json").read_text())
-    assert [(f["round"], f["client"], f["kind"]) for f in result["failures"]] == [(killed_in, "ben", "unavailable")]
+    absent = {(failure["round"], failure["client"]) for failure in result["failures"]}
+    assert (killed_in, "ben") in absent and {failure["kind"] for failure in result["failures"]} == {"unavailable"}
 
-    class WithoutBen(DirectLink):
-        """The same run without a network, in which ben is offline in one round."""
+    class WithAbsentSites(DirectLink):
+        """The same run without a network, in which the same sites are offline in the same rounds."""
 
         calls = 0
 
         def online(self) -> frozenset[str]:
             self.calls += 1
-            return super().online() - ({"ben"} if self.calls == killed_in else set())
+            return super().online() - {name for round, name in absent if round == self.calls}
 
     for name in models:  # a site's digests of its states depend on its secret
         (tmp_path / "direct" / name).mkdir(parents=True)
@@ -85,6 +91,8 @@ def test_a_killed_site_and_coordinator_recover_without_loss(tmp_path: Path) -> N
     setups = {
         name: own_data_setup(name, data[name], model, tmp_path / "direct" / name) for name, model in models.items()
     }
-    expected = run_over(WithoutBen(make_sites(tmp_path / "direct", setups).sites), SETTING, tmp_path / "expected")
+    expected = run_over(
+        WithAbsentSites(make_sites(tmp_path / "direct", setups).sites), SETTING, tmp_path / "expected"
+    )
     assert result["state_hash"] == expected["state_hash"]
     assert result["bytes"]["up_by_round"] == expected["bytes"]["up_by_round"]

@@ -182,6 +182,29 @@ def test_a_caller_may_stop_in_the_middle_of_a_call(start: Any) -> None:
     assert [decode(a.frame).number("shared") for a in again] == [2.0] * 6
 
 
+def test_a_call_may_be_closed_after_its_pool(start: Any) -> None:
+    """An error of the run closes the pool first, and Python the call when it deletes it."""
+    pool = start(2)
+    answers = pool.call(
+        Call(1, 1, ("echo",), ("echo",)), encode({"x": 1.0}).data, [Task(f"c{k}", 0) for k in range(6)]
+    )
+    next(answers)
+    pool.close()
+    answers.close()
+    assert pool.pids == []
+
+
+def test_a_fork_server_that_is_killed_while_it_is_used_is_replaced(start: Any) -> None:
+    pool = start(1)
+    first = pool._fork_server
+    os.kill(first._process.pid, signal.SIGKILL)
+    with pytest.raises(RunError):
+        first.fork()
+    assert first.killed and not first.alive
+    assert [answer.failure for answer in ask(pool, {"c0": {}})] == [None]
+    assert pool._fork_server is not first
+
+
 def test_large_payloads_in_both_directions(start: Any) -> None:
     import torch
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripts.reliability.processes import workers_of
+from scripts.reliability.simulation_kills import kill_simulation
 
 from polyfed import api
 from polyfed.engines.scheduler import MAX_DEATHS
@@ -109,7 +111,7 @@ class KillsWorkers:
             killer.join()
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedproto"])
+@pytest.mark.parametrize("method", ["fedavg", "fedproto", "local"])
 def test_a_worker_killed_in_the_middle_of_a_round(
     method: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -124,25 +126,11 @@ def test_a_worker_killed_in_the_middle_of_a_round(
     assert result["failures"] == []
 
 
-def workers_of(pid: int) -> list[int]:
-    """Return the processes that were forked from this process's fork servers."""
-
-    def children(parent: int) -> list[int]:
-        tasks = Path(f"/proc/{parent}/task")
-        try:
-            return [int(c) for task in tasks.iterdir() for c in (task / "children").read_text().split()]
-        except (FileNotFoundError, ProcessLookupError):
-            return []
-
-    fork_servers = [child for child in children(pid) if b"polyfed.engines.fork_server" in cmdline(child)]
-    return [worker for server in fork_servers for worker in children(server)]
-
-
-def cmdline(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return b""
+def test_the_fork_server_killed_in_the_middle_of_rounds(tmp_path: Path) -> None:
+    """All workers die with it. The pool starts another fork server and repeats their tasks."""
+    figures = kill_simulation(tmp_path, "zygote", 5, 0, lambda figures: None)
+    assert len(figures["kills"]) == 5
+    assert all(run == {"failures": 0, "equal": True} for run in figures["runs"])
 
 
 def test_ctrl_c_ends_after_the_round_with_a_checkpoint(

@@ -42,6 +42,8 @@ def save(partition: Partition, path: Path) -> None:
     try:
         with os.fdopen(descriptor, "wb") as stream:
             np.savez(stream, allow_pickle=False, **arrays)
+            stream.flush()
+            os.fsync(stream.fileno())  # otherwise a file that was renamed may be empty after a failure of the disk
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

@@ -56,6 +56,13 @@ class ForkServer:
     def alive(self) -> bool:
         return self._process.poll() is None
 
+    @property
+    def killed(self) -> bool:
+        """Whether a signal has ended the process, such as SIGKILL from the system when memory runs out."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(1) < 0
+        return False
+
     def close(self) -> None:
         """Kill the process. It has no data that could be lost."""
         self._control.close()

@@ -112,20 +112,30 @@ class PoolEngine:
     def close(self) -> None:
         for worker in self._workers:
             worker.connection.close()
+        self._workers = []  # a call that is closed later must not replace them
         fork_server.release(self._fork_server)
 
     # workers
 
     def _start(self, index: int) -> _Worker:
-        if not self._fork_server.alive:
-            self._fork_server.close()
-            self._fork_server = fork_server.ForkServer()
-        pid, connection = self._fork_server.fork()
+        try:
+            pid, connection = self._living_fork_server().fork()
+        except RunError:
+            if not self._fork_server.killed:
+                raise
+            pid, connection = self._living_fork_server().fork()  # the other one was killed just now
         device = self._devices[index]
         worker = _Worker(index, pid, connection, (device.kind, device.index))
         # variables are set in the worker: it is forked before it uses a device
         framing.send(connection, {**self._setup, "device": device.to_json(), "environment": device.environment()})
         return worker
+
+    def _living_fork_server(self) -> fork_server.ForkServer:
+        """Return the fork server. Start another one if it has ended."""
+        if not self._fork_server.alive:
+            self._fork_server.close()
+            self._fork_server = fork_server.ForkServer()
+        return self._fork_server
 
     def replace(self, worker: _Worker) -> None:
         """Kill a worker, if it is still running, and start a new one in its place."""

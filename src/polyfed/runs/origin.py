@@ -26,7 +26,7 @@ KEY_FILE = "user.key"
 def write_origin(folder: Path) -> None:
     """Write the origin of a new run folder. Without a home folder for the key, there is none."""
     with contextlib.suppress(OSError, StateError):
-        write_atomically(folder / FILE, _digest(folder).encode(), durable=False)
+        write_atomically(folder / FILE, _digest(folder).encode())
 
 
 def is_own(folder: Path) -> bool:

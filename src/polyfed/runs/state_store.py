@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import quote
 
@@ -12,6 +13,7 @@ from polyfed.errors import StateError
 from polyfed.runs import safe_files
 from polyfed.runs.atomic_files import sync_file, sync_folder, write_atomically
 
+SYNC_THREADS = 16
 RELEASES = ".releases"  # suffix of the files that count releases; state files end in a number
 
 
@@ -46,9 +48,10 @@ class FolderStore:
     def sync(self, versions: Mapping[str, int]) -> None:
         """Flush those of these states to disk that are new since the last call."""
         changed = {client: version for client, version in versions.items() if self._synced.get(client) != version}
-        for client, version in changed.items():
-            sync_file(self.path(client, version))
         if changed:
+            # several at a time: the file system then writes its journal once for all of them
+            with ThreadPoolExecutor(SYNC_THREADS) as threads:
+                list(threads.map(lambda one: sync_file(self.path(*one)), changed.items()))
             sync_folder(self.folder)
         self._synced.update(changed)
 
