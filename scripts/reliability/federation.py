@@ -19,7 +19,7 @@ from tests.deploy.polyfed_processes import events, make_consortium
 from polyfed.deploy.processes import free_port, is_listening
 from polyfed.deploy.site_setup import own_data_setup
 
-WAIT_SECONDS = 400.0
+WAIT_SECONDS = 900.0
 SETTING: dict[str, Any] = {
     **OWN_SETTING,
     "evaluate": {"personal": False, "global": False},
@@ -96,23 +96,31 @@ class Federation:
     def finished(self) -> bool:
         return (self.run / "result.json").exists()
 
-    def wait(self, ready: Callable[[], bool], goal: str) -> float:
-        """Wait until `ready` returns true or the run has finished. Start a coordinator that has ended again.
+    def keep_running(self) -> None:
+        """Start processes that have ended again, as a service manager does."""
+        if self.coordinator.poll() is not None and not self.finished():
+            self.start_coordinator()
+        for name in [name for name, site in self.sites.items() if site.poll() is not None]:
+            self.start_site(name)
 
-        Return the seconds that it took.
-        """
+    def wait(self, ready: Callable[[], bool], goal: str) -> float:
+        """Wait until `ready` returns true or the run has finished. Return the seconds that it took."""
         start = time.monotonic()
         while not ready() and not self.finished():
-            if self.coordinator.poll() is not None and not self.finished():
-                self.start_coordinator()
+            self.keep_running()
             if time.monotonic() - start > WAIT_SECONDS:
                 raise TimeoutError(f"waited {WAIT_SECONDS:g} s for {goal}; see {self.folder}")
-            time.sleep(0.05)
+            time.sleep(0.1)
         return time.monotonic() - start
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self, watch: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """Wait for the end of the run. Return its failures, and whether the result has the expected bits."""
-        self.wait(self.finished, "the end of the run")
+
+        def watched() -> bool:
+            watch()
+            return self.finished()
+
+        self.wait(watched, "the end of the run")
         self.coordinator.wait(60)
         result = json.loads((self.run / "result.json").read_text())
         failures = [(failure["round"], failure["client"]) for failure in result["failures"]]

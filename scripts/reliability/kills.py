@@ -1,11 +1,11 @@
-"""Kill a process with SIGKILL at random moments, again and again, and compare the bits of the result.
+"""Kill processes with SIGKILL at random moments, again and again, and compare the bits of the result.
 
-    python scripts/reliability/kills.py coordinator --moments 50
+    python scripts/reliability/kills.py coordinator,superlink --moments 50
 
-Targets: `main`, `worker` and `zygote` (the fork server of the pool) of a simulation; `coordinator`, `superlink`,
-`site`, `supernode` and `machine` (a site and its SuperNode at once) of a federation with keys and TLS. The result
+Targets: `main`, `worker` and `zygote` (the fork server of the pool) of a simulation; `coordinator` and `superlink`,
+or `site`, `supernode` and `machine` (a site and its SuperNode at once), of a federation with keys and TLS. The result
 must equal that of the undisturbed run, or, if sites have missed rounds, that of a run in one process in which the
-same sites are absent in the same rounds.
+same sites are absent in the same rounds. `--moments` is the number of kills of each target.
 """
 
 from __future__ import annotations
@@ -21,25 +21,29 @@ from scripts.reliability import federation_kills, results, simulation_kills
 
 TARGETS = {
     **dict.fromkeys(("main", "worker", "zygote"), simulation_kills.kill_simulation),
-    **dict.fromkeys(("coordinator", "superlink"), federation_kills.kill_coordinator),
+    **dict.fromkeys(("coordinator", "superlink"), federation_kills.kill_coordinators),
     **dict.fromkeys(("site", "supernode", "machine"), federation_kills.kill_sites),
 }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("target", choices=TARGETS)
-    parser.add_argument("--moments", type=int, default=50, help="number of kills")
+    parser.add_argument("targets", help="one target, or several of one kind of federation, separated by commas")
+    parser.add_argument("--moments", type=int, default=50, help="number of kills of each target")
     parser.add_argument("--seed", type=int, default=0, help="seed of the random moments")
     parser.add_argument("--out", type=Path, default=results.FOLDER, help="folder of the result file")
     chosen = parser.parse_args()
+    targets = chosen.targets.split(",")
+    if not set(targets) <= set(TARGETS) or len({TARGETS[target] for target in targets}) > 1:
+        parser.error(f"unknown or incompatible targets {chosen.targets}; targets are {', '.join(TARGETS)}")
+    name = f"kills-{'-'.join(targets)}"
     with tempfile.TemporaryDirectory(prefix="kills-", ignore_cleanup_errors=True) as folder:
-        figures = TARGETS[chosen.target](
+        figures = TARGETS[targets[0]](
             Path(folder),
-            chosen.target,
+            targets,
             chosen.moments,
             chosen.seed,
-            lambda figures: results.save(f"kills-{chosen.target}", figures, chosen.out),
+            lambda figures: results.save(name, figures, chosen.out),
         )
     equal = sum(run["equal"] for run in figures["runs"])
     print(f"{len(figures['kills'])} kills in {len(figures['runs'])} runs; {equal} runs with equal bits")

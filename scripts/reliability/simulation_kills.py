@@ -7,7 +7,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +35,12 @@ SETTING: dict[str, Any] = {
 Save = Callable[[dict[str, Any]], None]
 
 
-def kill_simulation(folder: Path, target: str, moments: int, seed: int, save: Save) -> dict[str, Any]:
+def kill_simulation(folder: Path, targets: Sequence[str], moments: int, seed: int, save: Save) -> dict[str, Any]:
     """Kill the main process (`main`), a worker (`worker`) or the fork server (`zygote`) of a run on the pool."""
+    (target,) = targets
     draws = random.Random(f"{target}-{seed}")
     whole = api.run({**SETTING, "engine": {"name": "serial"}}, out=folder / "whole")
-    figures: dict[str, Any] = {"target": target, "seed": seed, "kills": [], "runs": []}
+    figures: dict[str, Any] = {"seed": seed, "kills": [], "runs": []}
     kills = figures["kills"]
     while len(kills) < moments:
         out = folder / f"run{len(figures['runs'])}"
@@ -73,7 +74,7 @@ def _kill_main(
                 kill(process.pid)
                 writing = any((out / "checkpoint").glob("**/*.new"))
                 started = _rounds(out) > before
-                kills.append({"phase": "write" if writing else "round" if started else "start"})
+                kills.append({"target": target, "phase": "write" if writing else "round" if started else "start"})
                 killed_at = time.monotonic()
         process.wait(WAIT_SECONDS)
         save()
@@ -130,7 +131,7 @@ class _Killer(threading.Thread):
                 continue
             start = time.monotonic()
             kill(self._draws.choice(victims))
-            self._kills.append({"phase": "round"})
+            self._kills.append({"target": self._target, "phase": "round"})
             if self._wait_for_next_round():
                 self._kills[-1]["seconds"] = round(time.monotonic() - start, 1)
             self._save()

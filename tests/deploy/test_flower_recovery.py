@@ -28,7 +28,7 @@ SETTING: dict[str, Any] = {
 
 
 def test_killed_processes_recover_without_loss(tmp_path: Path) -> None:
-    """The SuperLink is killed, then a site in a round, then the coordinator and a SuperNode. Two sites swap their ports."""
+    """The SuperLink is killed, then a site in a round, then the coordinator and a SuperNode. Two sites swap ports."""
     consortium = make_consortium(tmp_path, "ana", "ben", "cleo")
     (tmp_path / "model.py").write_text(OWN_MODEL)
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(SETTING))

@@ -128,7 +128,7 @@ def test_a_worker_killed_in_the_middle_of_a_round(
 
 def test_the_fork_server_killed_in_the_middle_of_rounds(tmp_path: Path) -> None:
     """All workers die with it. The pool starts another fork server and repeats their tasks."""
-    figures = kill_simulation(tmp_path, "zygote", 5, 0, lambda figures: None)
+    figures = kill_simulation(tmp_path, ["zygote"], 5, 0, lambda figures: None)
     assert len(figures["kills"]) == 5
     assert all(run == {"failures": 0, "equal": True} for run in figures["runs"])
 
