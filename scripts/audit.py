@@ -1,7 +1,8 @@
-"""Security audit for `make audit`: bandit on the source, an SBOM of the environment, and known vulnerabilities.
+"""Security audit: bandit on the source, an SBOM of the environment, and known vulnerabilities.
 
-The tools are installed into an environment of their own, whose Python runs this script. It fails if bandit finds
-something that is not in REVIEWED, or if a package has a known vulnerability.
+`make lint` runs bandit alone (no arguments). `make audit` runs all three; its tools are installed into an environment
+of their own, whose Python runs this script. It fails if bandit finds something that is not in REVIEWED, or if a
+package has a known vulnerability.
 """
 
 from __future__ import annotations
@@ -46,12 +47,14 @@ def vulnerabilities(report: Mapping[str, Any]) -> tuple[list[str], int]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the audit. The arguments are the Python of the environment to audit and the SBOM file to write."""
-    python, sbom = arguments
+    """Run bandit, and the other tools if there are arguments: the Python to audit and the SBOM file to write."""
     tools = Path(sys.executable).parent
     output = _run(str(tools / "bandit"), "-q", "-r", "src", "-ll", "-f", "json").stdout
     findings = new_findings(json.loads(output))
     print("\n".join(findings) or "bandit: nothing new of medium or high severity")
+    if not arguments:
+        return 1 if findings else 0
+    python, sbom = arguments
     _run(str(tools / "cyclonedx-py"), "environment", python, "--pyproject", "pyproject.toml", "-o", sbom, check=True)
     print(f"SBOM (CycloneDX): {sbom}")
     site = _run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", check=True).stdout.strip()

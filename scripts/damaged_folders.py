@@ -5,6 +5,7 @@ show the sound run next to the damaged one. Each case runs in a process of its o
 
     python scripts/damaged_folders.py                       # all cases: more than an hour
     python scripts/damaged_folders.py --only 'events.jsonl' # cases whose name contains a text
+    python scripts/damaged_folders.py --every 10            # every tenth case
     python scripts/damaged_folders.py --save                # write the counts for docs/reliability.md
 """
 
@@ -26,6 +27,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="run the cases whose name contains this text")
     parser.add_argument("--commands", default=",".join(COMMANDS), help="commands, separated by commas")
+    parser.add_argument("--every", type=int, default=1, help="run every n-th case")
     parser.add_argument("--save", action="store_true", help="write one result file for each command")
     chosen = parser.parse_args()
     all_problems = all_cases = 0
@@ -37,7 +39,8 @@ def main() -> int:
             sound = stopped if command == "resume" else finished
             work = base / f"work-{command}"
             warm_up(command, sound, work)
-            cases = [case for case in damage.cases(sound, outside) if chosen.only in case.name]
+            named = [case for case in damage.cases(sound, outside) if chosen.only in case.name]
+            cases = named[:: chosen.every]
             problems = []
             for done, case in enumerate(cases, 1):
                 problem = attempt(command, case, sound, work)
@@ -45,7 +48,7 @@ def main() -> int:
                     problems.append(f"{case.name}: {problem}")
                     print(f"{command}: {problems[-1]}", flush=True)
                 if chosen.save and (done % 25 == 0 or done == len(cases)):
-                    figures = {"cases": len(cases), "done": done, "problems": problems}
+                    figures = {"cases": len(named), "done": done, "problems": problems}
                     results.save(f"damaged-{command}", figures)
             all_cases += len(cases)
             all_problems += len(problems)
