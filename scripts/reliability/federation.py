@@ -30,10 +30,10 @@ SETTING: dict[str, Any] = {
 
 
 class Federation:
-    """A coordinator and sites with their own data, keys and TLS. One run follows the other."""
+    """A coordinator and sites with their own data, with or without keys and TLS. One run follows the other."""
 
-    def __init__(self, folder: Path, names: Sequence[str]) -> None:
-        self.folder, self.names = folder, list(names)
+    def __init__(self, folder: Path, names: Sequence[str], *, keys: bool = True) -> None:
+        self.folder, self.names, self._keys = folder, list(names), keys
         self._consortium = make_consortium(folder, *names)
         self.port = free_port()
         self._data = {name: own_data(folder / f"data-{name}", k) for k, name in enumerate(names)}
@@ -56,10 +56,15 @@ class Federation:
 
     def start_coordinator(self) -> None:
         options = ("--home", str(self._consortium.home), "--host", "127.0.0.1", "--port", str(self.port))
-        self.coordinator = self._start("serve", str(self.folder / "config.yaml"), "--out", str(self.run), *options)
+        security = () if self._keys else ("--insecure",)
+        config = str(self.folder / "config.yaml")
+        self.coordinator = self._start("serve", config, "--out", str(self.run), *options, *security)
 
     def start_site(self, name: str) -> None:
-        credentials = ("--key", str(self.folder / f"{name}.key"), "--ca", str(self._consortium.home / "ca.crt"))
+        credentials: tuple[str, ...] = ("--insecure", "--name", name)
+        if self._keys:
+            authority = str(self._consortium.home / "ca.crt")
+            credentials = ("--key", str(self.folder / f"{name}.key"), "--ca", authority)
         server = ("--server", f"127.0.0.1:{self.port}", *credentials, "--state", str(self.folder / name))
         data = ("--data", str(self._data[name]), "--model", "tiny-mlp")
         self.sites[name] = self._start("join", *server, *data)
@@ -163,8 +168,9 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def run_federation(folder: Path, names: Sequence[str]) -> Iterator[Federation]:
-    federation = Federation(folder, names)
+def run_federation(folder: Path, names: Sequence[str], *, keys: bool = True) -> Iterator[Federation]:
+    """Yield a federation whose first run has not started. Stop its processes afterwards."""
+    federation = Federation(folder, names, keys=keys)
     try:
         yield federation
     finally:
