@@ -30,7 +30,7 @@ INTRO = """\
 # Reliability
 
 This page has the figures of scripts that kill processes, fill disks, mutate messages and attack the gateway. `scripts/reliability/page.py`
-writes it from their result files in `scripts/reliability/results`. The scripts ran on a machine with {cores} cores that other programs
+writes it from their result files in `scripts/reliability/figures`. The scripts ran on a machine with {cores} cores that other programs
 kept busy, so all times are longer than on a quiet machine."""
 KILLS = """\
 ## Kill processes
@@ -276,7 +276,7 @@ def long_runs(results: Results, short: list[str]) -> list[str]:
         short.append("10,000 clients on disk: not measured.")
     else:
         everything = clients["clients"]
-        rows = [
+        saves = [
             ("no state changed", spread(clients["save_seconds_0"])),
             ("100 states changed", spread(clients["save_seconds_100"])),
             ("all states changed", spread(clients[f"save_seconds_{everything}"])),
@@ -285,7 +285,7 @@ def long_runs(results: Results, short: list[str]) -> list[str]:
         parts += [
             f"{everything:,} clients that have all taken part, with one state file each. The peak memory of all processes was "
             f"{clients['peak_memory_mb']:,} MB.",
-            table(("checkpoint", "seconds, median"), rows),
+            table(("checkpoint", "seconds, median"), saves),
             "A checkpoint flushes the states that changed since the last one, 16 at a time. Before, it flushed all states one after the other, "
             "which took 30 to 45 s.",
         ]

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).with_name("results")
+FOLDER = Path(__file__).with_name("figures")
 
 
 def save(name: str, figures: Mapping[str, Any], folder: Path = FOLDER) -> None:
