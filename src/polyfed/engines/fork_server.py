@@ -70,6 +70,19 @@ class ForkServer:
         self._process.wait()
 
 
+def fork_from(server: ForkServer) -> tuple[ForkServer, int, Connection]:
+    """Fork a worker from a server, or from a new one if it has ended. Return the server that was used as well."""
+    try:
+        if server.alive:
+            return server, *server.fork()
+    except RunError:
+        if not server.killed:  # otherwise it was killed just now
+            raise
+    server.close()
+    server = ForkServer()
+    return server, *server.fork()
+
+
 _spare: list[ForkServer] = []
 
 

@@ -118,24 +118,12 @@ class PoolEngine:
     # workers
 
     def _start(self, index: int) -> _Worker:
-        try:
-            pid, connection = self._living_fork_server().fork()
-        except RunError:
-            if not self._fork_server.killed:
-                raise
-            pid, connection = self._living_fork_server().fork()  # the other one was killed just now
+        self._fork_server, pid, connection = fork_server.fork_from(self._fork_server)
         device = self._devices[index]
         worker = _Worker(index, pid, connection, (device.kind, device.index))
         # variables are set in the worker: it is forked before it uses a device
         framing.send(connection, {**self._setup, "device": device.to_json(), "environment": device.environment()})
         return worker
-
-    def _living_fork_server(self) -> fork_server.ForkServer:
-        """Return the fork server. Start another one if it has ended."""
-        if not self._fork_server.alive:
-            self._fork_server.close()
-            self._fork_server = fork_server.ForkServer()
-        return self._fork_server
 
     def replace(self, worker: _Worker) -> None:
         """Kill a worker, if it is still running, and start a new one in its place."""
