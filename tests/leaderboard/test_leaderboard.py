@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.leaderboard.hand_made import BOARD
 
 from polyfed import api
 from polyfed.cli.app import main
@@ -131,6 +132,15 @@ def test_the_page_has_numbers_reasons_missing_runs_and_hashes(plan: Plan, folder
     assert "`heterofl`: needs models that are slices of the largest" in text
     assert "`fedproto` (1)" in text and "Not measured yet: `enough-mild`" in text
     assert row.runs[1].state_hash[:12] in text
+
+
+def test_the_page_names_the_methods_that_are_ahead_of_fedlatent() -> None:
+    # gains by hand (common, personal): fedavg 35, -6; fedlatent 30, -2; dffke 20, -1; fedgh 4, 0; fml 2, 3;
+    # fedproto 1, 0.5
+    assert (
+        "`fedlatent`, the method of this project: +30.0 points of common accuracy, behind `fedavg`; -2.0 points of "
+        "personal accuracy, behind `fml`, `fedproto`, `fedgh`, `dffke`."
+    ) in page(BOARD)
 
 
 def test_the_command_reads_finished_runs_and_refuses_unknown_names(

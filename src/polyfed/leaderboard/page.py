@@ -10,6 +10,7 @@ from polyfed.leaderboard.records import Gain, Leaderboard, Row, ScenarioRecord
 from polyfed.leaderboard.scenarios import CPU_OPTIONS, LOCAL, SCENARIOS, base_method
 
 MIB = 1 << 20
+OWN_METHOD = "fedlatent"
 HEADINGS = (
     "method",
     "rate",
@@ -50,7 +51,8 @@ one run. The numbers are not comparable with any published number.
   `local` on these models.
 - **Rate** is the learning rate of local training (`train.lr`). Every method, and `local`, has the best of three
   values: that of the preset, a third of it and three times as much. They are compared by the common accuracy on
-  validation data (`data.validation={validation}`, seed {seed}). The preset's value wins ties. Test data is not used.
+  validation data (`data.validation={validation}`, seed {seed}). The preset's value wins ties, and a value at which
+  training fails is left out. Test data is not used.
   Methods that are restricted to plain SGD start from another value, the same for `local` next to them.
 - All other options are the defaults. Only {cpu_options} have smaller settings, because their defaults are made for
   large data.
@@ -83,7 +85,7 @@ def table(record: ScenarioRecord) -> str:
 def _section(record: ScenarioRecord) -> str:
     scenario = SCENARIOS[record.scenario]
     summary = f"Preset `{scenario.preset}`: {_summary(record)}.{f' {scenario.note}' if scenario.note else ''}"
-    parts = [f"## {scenario.title}", summary, table(record)]
+    parts = [f"## {scenario.title}", summary, table(record), *_own_method(record)]
     if record.excluded:
         reasons: dict[str, list[str]] = {}
         for method, reason in record.excluded.items():
@@ -94,6 +96,21 @@ def _section(record: ScenarioRecord) -> str:
         missing = ", ".join(f"`{method}` ({count})" for method, count in record.missing.items())
         parts.append(f"Missing runs, by method: {missing}.")
     return "\n\n".join(parts) + "\n"
+
+
+def _own_method(record: ScenarioRecord) -> list[str]:
+    """Return a sentence about polyfed's own method that names all methods with larger gains."""
+    own = next((row for row in record.rows if row.method == OWN_METHOD), None)
+    if own is None:
+        return []
+    parts = []
+    for kind, word in (("global", "common"), ("personal", "personal")):
+        if kind in own.gains:
+            gains = {row.method: row.gains[kind].mean for row in record.rows if kind in row.gains}
+            ahead = sorted((name for name in gains if gains[name] > gains[OWN_METHOD]), key=lambda name: -gains[name])
+            place = f"behind {', '.join(f'`{name}`' for name in ahead)}" if ahead else "ahead of all other methods"
+            parts.append(f"{gains[OWN_METHOD]:+.1f} points of {word} accuracy, {place}")
+    return [f"`{OWN_METHOD}`, the method of this project: {'; '.join(parts)}."] if parts else []
 
 
 def _summary(record: ScenarioRecord) -> str:
