@@ -24,7 +24,7 @@ def row(
     sent = round(mib * MIB * 5 * 10)  # 5 clients, 10 rounds
     gains = {"global": Gain(common, common - 1, common + 1), "personal": Gain(personal, personal - 1, personal + 1)}
     runs = (Measured(0, "0" * 64, 50 + common, 90 + personal, sent, sent),)
-    return Row(method, models, overrides or (f"method={method}",), 0.01, runs, gains, work)
+    return Row(method, models, overrides or (f"method={method}",), 0.02, runs, gains, work)
 
 
 ROWS = (

@@ -14,6 +14,7 @@ from polyfed import catalogue
 from polyfed.advice.ranking import Ranking, rank
 from polyfed.advice.situation import Situation
 from polyfed.cli.app import main
+from polyfed.config.loading import read_source
 from polyfed.errors import InputError
 from polyfed.leaderboard.records import DATA_FILE, Leaderboard, read_leaderboard
 from polyfed.leaderboard.scenarios import SCENARIOS
@@ -158,6 +159,9 @@ def test_python_gives_the_same_advice_and_nothing_fits_is_no_error(tmp_path: Pat
     advice = polyfed.advise("quickstart", leaderboard=board, care="common")
     assert advice.situation.models == "different" and advice.situation.clients == 20
     assert advice.methods[0].method == "fedlatent" and advice.config is not None
+    assert advice.config["train"]["lr"] == read_source("quickstart")["train"]["lr"]  # a user's config keeps its rate
+    start = polyfed.advise(leaderboard=board, care="common").config
+    assert start is not None and start["train"]["lr"] == 0.02  # that of the leaderboard
     nothing = polyfed.advise(leaderboard=board, may_send=("labels",))
     assert nothing.methods == () and nothing.config is None and nothing.config_text == ""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from polyfed import catalogue
 from polyfed.advice.situation import Situation
 from polyfed.catalogue import MethodInfo
+from polyfed.config.loading import override_text
 from polyfed.leaderboard.records import Gain, Leaderboard, Row, ScenarioRecord
 from polyfed.leaderboard.scenarios import LOCAL, SCENARIOS, base_method, method_overrides
 
@@ -139,5 +140,5 @@ def _measured_reason(
 def _proposal(name: str, info: MethodInfo, row: Row, record: ScenarioRecord) -> Proposal:
     calls = max(1, record.rounds * record.clients_per_round)
     up, down = ((row.mean(way) or 0.0) / calls / MIB for way in ("up", "down"))
-    gains = row.gains
-    return Proposal(name, info.upload_kinds, row.overrides, gains.get("global"), gains.get("personal"), up, down)
+    gains, overrides = row.gains, (*row.overrides, override_text("train.lr", row.rate))
+    return Proposal(name, info.upload_kinds, overrides, gains.get("global"), gains.get("personal"), up, down)
