@@ -4,8 +4,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q
 export OMP_NUM_THREADS ?= 1
+unexport PYTHONDONTWRITEBYTECODE  # containers set it; every process that a test starts would compile all modules again
 
-.PHONY: run run-dffke show-demo test test-fast test-all test-random test-method test-room test-sites test-ray \
+.PHONY: run run-dffke show-demo test all-tests test-fast test-all test-random test-method test-room test-sites test-ray \
   test-browser test-kills test-processes test-battery bench setup lint types audit browser docs clean
 
 setup: $(VENV)/.installed
@@ -84,8 +85,12 @@ browser:
 PROCESSES ?= 3
 PYTEST = $(BIN)/python -m pytest -n $(PROCESSES) --dist loadgroup
 
-test: browser lint types
-	$(PYTEST)
+# Types are checked while the first tests wait for sites and Ray.
+test: browser lint
+	@$(MAKE) --no-print-directory -j 2 types all-tests
+
+all-tests: $(VENV)/.developer
+	$(PYTEST) $(SELECT)
 
 # At every change: the tests that stay in one process and take no seconds.
 test-fast: $(VENV)/.developer
@@ -94,8 +99,8 @@ test-fast: $(VENV)/.developer
 FAST = not sites and not ray and not browser and not kills and not processes and not battery and not slow
 
 # Everything, with the checks of engines on every method.
-test-all: browser lint types
-	$(PYTEST) --all-methods
+test-all: browser lint
+	@$(MAKE) --no-print-directory -j 2 types all-tests SELECT=--all-methods
 
 # Everything in random order. The first line of the output names the seed; repeat it with SEED=...
 test-random: browser $(VENV)/.developer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from collections.abc import Iterator
@@ -65,6 +66,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
     if not config.pluginmanager.has_plugin("randomly"):
         items.sort(key=lambda item: tiers.priority(item.nodeid))
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from visiting again and again what collecting thousands of tests created."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -8,6 +8,7 @@ import dataclasses
 import re
 import typing
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import get_type_hints
 
@@ -21,6 +22,7 @@ from polyfed.core.options import option_bounds
 
 ROOT = Path(polyfed.__file__).parent
 FILES = sorted(path for path in ROOT.rglob("*.py"))
+NAMES = {path: str(path.relative_to(ROOT)) for path in FILES}
 MODULE_NAME = re.compile(r"polyfed(\.[a-z_0-9]+)+(:\w+)?")
 
 
@@ -29,10 +31,19 @@ def room(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
-def imported(tree: ast.AST, path: Path) -> Iterator[str]:
+KNOWN_ROOMS = {room(path) for path in FILES}
+
+
+@cache
+def nodes(source: str) -> tuple[ast.AST, ...]:
+    """Return all nodes of a file's syntax tree. Several tests read every file, so each is parsed once."""
+    return tuple(ast.walk(ast.parse(source)))
+
+
+def imported(source: str, path: Path) -> Iterator[str]:
     """Yield the full names of everything a file imports: at its top, inside functions, and by names in strings."""
     package = ("polyfed", *path.relative_to(ROOT).parts[:-1])
-    for node in ast.walk(tree):
+    for node in nodes(source):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -45,22 +56,21 @@ def imported(tree: ast.AST, path: Path) -> Iterator[str]:
 
 def rooms_used(source: str, path: Path) -> set[str]:
     """Return the rooms that a file imports; `import polyfed` and names of the package itself count as `__init__`."""
-    names = [name.split(".") for name in imported(ast.parse(source), path)]
+    names = [name.split(".") for name in imported(source, path)]
     inside = [parts[1] if len(parts) > 1 else "" for parts in names if parts[0] == "polyfed"]
-    known = {room(file) for file in FILES}
-    return {name if name in known else "__init__" for name in inside} - {room(path)}
+    return {name if name in KNOWN_ROOMS else "__init__" for name in inside} - {room(path)}
 
 
 def test_every_room_is_listed() -> None:
-    assert {room(path) for path in FILES} == set(rooms.ROOMS)
+    assert set(rooms.ROOMS) == KNOWN_ROOMS
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_are_those_of_the_list(path: Path) -> None:
-    here, file = room(path), str(path.relative_to(ROOT))
-    used = {name for name in rooms_used(path.read_text(), path) if (file, name) not in rooms.EXCEPTIONS}
-    extra = sorted(used - rooms.ROOMS[here].imports - rooms.EVERYWHERE)
-    assert not extra, f"{here} may not import {extra}; see scripts/rooms.py"
+def test_imports_are_those_of_the_list() -> None:
+    extra: dict[str, list[str]] = {}
+    for path, file in NAMES.items():
+        used = {name for name in rooms_used(path.read_text(), path) if (file, name) not in rooms.EXCEPTIONS}
+        extra[file] = sorted(used - rooms.ROOMS[room(path)].imports - rooms.EVERYWHERE)
+    assert {file: names for file, names in extra.items() if names} == {}, "see scripts/rooms.py"
 
 
 def test_every_listed_import_exists() -> None:
@@ -104,11 +114,9 @@ def test_the_pages_show_this_list(page: str) -> None:
     assert rooms.text() in Path(page).read_text(encoding="utf-8"), "run python scripts/rooms.py"
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in FILES if p.name == "__init__.py"], ids=lambda p: str(p.relative_to(ROOT))
-)
-def test_every_package_says_what_lives_there(path: Path) -> None:
-    assert len(ast.get_docstring(ast.parse(path.read_text())) or "") >= 40
+def test_every_package_says_what_lives_there() -> None:
+    packages = {path: ast.parse(path.read_text()) for path in FILES if path.name == "__init__.py"}
+    assert [NAMES[path] for path, tree in packages.items() if len(ast.get_docstring(tree) or "") < 40] == []
 
 
 MOST_LINES = 300  # of a file; a longer one says why in the second line of its docstring or in a comment at its top
@@ -138,11 +146,10 @@ def dotted(node: ast.expr) -> str:
 
 
 def offences(source: str) -> Iterator[str]:
-    tree = ast.parse(source)
-    for name in imported(tree, ROOT / "any.py"):
+    for name in imported(source, ROOT / "any.py"):
         if name.split(".")[0] in FORBIDDEN_MODULES:
             yield f"imports {name}"
-    for node in ast.walk(tree):
+    for node in nodes(source):
         if not isinstance(node, ast.Call):
             continue
         name = dotted(node.func)
@@ -164,9 +171,8 @@ def offences(source: str) -> Iterator[str]:
             yield f"draws from torch's global generator by {name} in line {node.lineno}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_no_code_from_data_and_no_global_draws(path: Path) -> None:
-    assert list(offences(path.read_text())) == []
+def test_no_code_from_data_and_no_global_draws() -> None:
+    assert [f"{file} {offence}" for path, file in NAMES.items() for offence in offences(path.read_text())] == []
 
 
 @pytest.mark.parametrize(
@@ -195,10 +201,10 @@ def test_what_is_allowed_is_no_offence() -> None:
     assert list(offences(right)) == []
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_a_long_file_gives_its_reason(path: Path) -> None:
-    lines = path.read_text().splitlines()
-    assert len(lines) <= MOST_LINES or any("Longer than other files" in line for line in lines[:12])
+def test_a_long_file_gives_its_reason() -> None:
+    lines = {file: path.read_text().splitlines() for path, file in NAMES.items()}
+    long = {file: text for file, text in lines.items() if len(text) > MOST_LINES}
+    assert [file for file, text in long.items() if not any("Longer than other files" in t for t in text[:12])] == []
 
 
 @pytest.mark.parametrize("name", ["dffke", "fedvtc", "fedfree"])

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.small import SMALL
 from torch import nn
 
 from polyfed import catalogue
@@ -30,10 +31,9 @@ OTHER_TASK = {
     **dict.fromkeys(("heterofl", "fedrolex", "fed-dropout"), "cross-entropy of logits with absent classes masked"),
 }
 METHODS = [name for name in catalogue.methods() if name not in OTHER_TASK]
-# Options that reduce the work besides local training, which takes many seconds with the defaults.
 LITTLE_WORK: dict[str, dict[str, Any]] = {
-    "dffke": {"width": 16, "decoder_channels": 8, "least_steps": 8, "max_local_epochs": 1},
-    "fedl2g": {"warmup": 2},
+    **SMALL,
+    "dffke": {"width": 16, "decoder_channels": 8, "least_steps": 8, "max_local_epochs": 1},  # trains in every round
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,9 @@ from typing import Any
 import pytest
 
 STORE = 80 << 20  # bytes of a node's object store; Ray's smallest is 75 MB
+
+_running = contextlib.ExitStack()  # ends the cluster
+_clusters: list[Any] = []  # the one that runs
 
 
 @pytest.fixture(scope="session")
@@ -24,22 +28,45 @@ def ray_home() -> Iterator[Path]:
         yield Path(folder)
 
 
-@pytest.fixture(scope="session")
-def cluster(ray_home: Path) -> Iterator[Any]:
-    """Start one cluster for all tests, with one node and two CPUs."""
+@pytest.fixture(scope="module")
+def cluster(ray_home: Path) -> Any:
+    """Return the cluster of all tests of this folder, with one node and two CPUs."""
+    if not _clusters:
+        _clusters.append(_running.enter_context(_cluster()))
+        _running.callback(_clusters.clear)
+    return _clusters[0]
+
+
+@contextlib.contextmanager
+def _cluster() -> Iterator[Any]:
     pytest.importorskip("ray")
     import ray
     from ray.cluster_utils import Cluster
 
-    # a node that dies is noticed within seconds
-    patience = {
-        "health_check_initial_delay_ms": 0,
+    settings = {
+        "health_check_initial_delay_ms": 0,  # a node that dies is noticed within seconds
         "health_check_period_ms": 500,
         "health_check_failure_threshold": 3,
+        "enable_worker_prestart": False,  # no processes that no test uses
+        "prestart_worker_first_driver": False,
     }
-    small = {"object_store_memory": STORE, "include_dashboard": False}
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "_system_config": patience, **small})
+    small = {
+        "object_store_memory": STORE,
+        "include_dashboard": False,
+        "include_log_monitor": False,
+        "no_monitor": True,
+    }
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "_system_config": settings, **small})
     ray.init(made.address, log_to_driver=False)
-    yield made
-    ray.shutdown()
-    made.shutdown()
+    try:
+        yield made
+    finally:
+        ray.shutdown()
+        made.shutdown()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """End the cluster after the last test of this folder, so that its processes leave the cores to other tests."""
+    if nextitem is None or Path(__file__).parent not in nextitem.path.parents:
+        _running.close()

@@ -31,12 +31,6 @@ SMALL: dict[str, Any] = {
 EVIL = "<img src=x onerror=window.hacked=1>"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("ui"))  # the tests share a browser
-
-
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Create four real runs, two broken ones, and one whose names contain markup."""

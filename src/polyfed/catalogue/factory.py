@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -130,7 +130,17 @@ def _check_declared(key: str, info: MethodInfo, settings: Mapping[str, Any]) -> 
 @cache
 def find_method(name: str) -> MethodInfo | None:
     """Return the entry of a method, by its name or an alias. Parse only files that mention the name."""
-    for module, path in _sources():
+    own = _own_method(name)
+    return own if own is not None else _declared_in(_plugin_sources(), name)
+
+
+@cache
+def _own_method(name: str) -> MethodInfo | None:
+    return _declared_in(_modules("methods", "method.py"), name)
+
+
+def _declared_in(sources: Iterable[tuple[str, Path]], name: str) -> MethodInfo | None:
+    for module, path in sources:
         with contextlib.suppress(OSError, SyntaxError, ValueError):  # a plug-in that cannot be read
             if f'"{name}"' in path.read_text():
                 for info in read_file(module, path):
@@ -151,6 +161,10 @@ def method_names() -> list[str]:
 def _sources() -> Iterator[tuple[str, Path]]:
     """Yield the modules of methods: those of polyfed, and entry points of installed packages."""
     yield from _modules("methods", "method.py")
+    yield from _plugin_sources()
+
+
+def _plugin_sources() -> Iterator[tuple[str, Path]]:
     for name, entry in plugins.entry_points(plugins.METHODS).items():
         module = entry.value.partition(":")[0]
         try:
