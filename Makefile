@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE  # containers set it; every process that a test starts would compile all modules again
 
 .PHONY: run run-dffke show-demo test all-tests test-fast test-all test-random test-method test-room test-sites test-ray \
-  test-browser test-kills test-processes test-battery bench setup lint types audit browser docs clean
+  test-browser test-kills test-processes test-battery coverage bench setup lint types audit browser docs clean
 
 setup: $(VENV)/.installed
 
@@ -119,6 +119,13 @@ test-method: $(VENV)/.developer
 test-room: $(VENV)/.developer
 	@test -d "tests/$(R)" || { echo "Name a folder of tests/: make test-room R=report"; exit 2; }
 	$(BIN)/python -m pytest -n 2 --dist loadgroup "tests/$(R)"
+
+# Branch coverage by room. All tests run in interpreters that trace every line, which takes about twice as long.
+coverage: browser $(VENV)/.developer
+	@rm -rf build/coverage
+	$(BIN)/python -m coverage run -m pytest -n $(PROCESSES) --dist loadgroup
+	@$(BIN)/python -m coverage combine -q
+	@$(BIN)/python scripts/coverage_rooms.py
 
 # The documentation site. It builds offline, and a warning is an error.
 docs: $(VENV)/.developer

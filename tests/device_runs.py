@@ -20,7 +20,7 @@ from polyfed.testing.rounds import Outcome, run_on_serial
 from polyfed.testing.toy_federation import ToyFederation
 
 METHODS = [name for name in catalogue.methods() if name != "fedktl"]  # fedktl needs a user's generator
-CLASS_COUNTS = ((8, 8, 0, 0), (0, 0, 8, 8))  # two clients with four batches each
+CLASS_COUNTS = ((4, 4, 0, 0), (0, 0, 4, 4))  # two clients with two batches each
 BATCH = 4
 # Little work, with several steps in every pass of a server's training.
 WORK: dict[str, dict[str, object]] = {
@@ -84,12 +84,11 @@ def federation_run(
     *,
     evaluate: bool = True,
     class_counts: Sequence[Sequence[int]] = CLASS_COUNTS,
-    clients: int | None = None,
     **changed: Any,
 ) -> Outcome:
     """Run two rounds of a toy federation at a place."""
     settings = {"train": training(BATCH)} | changed
-    federation = toy.federation(toy.config(class_counts[:clients], **settings))
+    federation = toy.federation(toy.config(class_counts, **settings))
     federation.place = place
     roster = federation.profiles()
     server = federation.server(roster)

@@ -83,7 +83,7 @@ def test_a_refusal_from_the_shell_leaves_no_process_behind() -> None:
     code = "import sys; from polyfed.cli.app import main; sys.exit(main())"
     command = [sys.executable, "-c", code, "run", "quickstart", "method=fedavg"]
     # the pool's starting process has the same stderr: this returns when both have ended
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=400)
     assert done.returncode == 2 and done.stdout == ""
     assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith("polyfed: FedAvg needs one architecture")
     assert list(Path().iterdir()) == []

@@ -131,7 +131,7 @@ def main(grid, context):
     nodes = list(grid.get_node_ids())
     content = RecordDict({"what": ConfigRecord({"x": 1})})
     messages = [Message(content=content, dst_node_id=n, message_type="query") for n in nodes]
-    replies = list(grid.send_and_receive(messages, timeout=60))
+    replies = list(grid.send_and_receive(messages, timeout=400))
     answers = [(r.error.code, r.error.reason) if r.has_error() else "answered" for r in replies]
     temporary = Path(%(answers)r + ".new")
     temporary.write_text(json.dumps(answers))

@@ -167,7 +167,7 @@ def test_a_silent_site_times_out(tmp_path: Path) -> None:
     link = rehearsal_sites(tmp_path)
     collect_offers(link, parse(SETTING))
     link.silent.add("ana")
-    answers = call_sites(link, TRAIN, [Task("ana", 0), Task("ben", 0)], timeout=0.5)
+    answers = call_sites(link, TRAIN, [Task("ana", 0), Task("ben", 0)], timeout=4.0)
     assert [answer.failure and answer.failure.kind for answer in answers] == ["timeout", None]
 
 
@@ -316,7 +316,7 @@ def test_error_texts_of_a_step_stay_at_the_site(tmp_path: Path) -> None:
     link = rehearsal_sites(tmp_path)
     collect_offers(link, parse(SETTING))
     invalid = encode({"prototypes": 1.0})
-    engine = FlowerEngine(link, run=RUN, timeout=10.0)
+    engine = FlowerEngine(link, run=RUN, timeout=400.0)
     refused = next(iter(engine.call(TRAIN, invalid.data, [Task("ana", 0)])))
     assert refused.failure is not None and refused.failure.kind == "refused"
     assert (refused.failure.message, refused.failure.detail) == (SENTENCES["refused"], "")

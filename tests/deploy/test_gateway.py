@@ -126,7 +126,7 @@ class Setup:
             return client.post(self.url(path), content=content, headers={**self.headers, **names})
 
     def connect(self) -> ssl.SSLSocket:
-        plain = socket.create_connection(("127.0.0.1", self.gateway.port), timeout=10)
+        plain = socket.create_connection(("127.0.0.1", self.gateway.port), timeout=200)
         return tls_context(self.certificates.authority).wrap_socket(plain, server_hostname="127.0.0.1")
 
     def raw(self, request: bytes) -> bytes:

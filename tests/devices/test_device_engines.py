@@ -109,11 +109,12 @@ def test_a_client_that_does_not_fit_is_repeated_alone(toy: ToyFederation, measur
 def test_gradients_are_accumulated_if_a_batch_does_not_fit(
     toy: ToyFederation, measured: simulated_device.Counts
 ) -> None:
-    device_run(toy, **trained(16), clients=1)
+    one_client = {"class_counts": ((8, 8, 0, 0),)}
+    device_run(toy, **trained(16), **one_client)
     whole = measured.peak
-    halves = device_run(toy, **trained(16, micro_batch=8), clients=1)
+    halves = device_run(toy, **trained(16, micro_batch=8), **one_client)
     measured.limit = (measured.peak + whole) // 2
-    run = device_run(toy, **trained(16), clients=1)
+    run = device_run(toy, **trained(16), **one_client)
     assert "gradients of 8 samples at a time were added up" in run.outcome.round_stats[0].notes[0]
     assert run.outcome.hash == halves.outcome.hash
 

@@ -155,10 +155,10 @@ def test_a_task_that_keeps_killing_workers_fails(start: Any) -> None:
 
 
 def test_only_the_late_client_times_out(start: Any) -> None:
-    pool = start(2, timeout=0.5)
+    pool = start(2, timeout=4.0)  # others answer in time on a busy machine
     answers = {a.client: a for a in ask(pool, {"c0": {"sleep": 60}, "c1": {}, "c2": {}, "c3": {}})}
     failure = answers["c0"].failure
-    assert failure is not None and failure.kind == "timeout" and "0.5 seconds" in failure.message
+    assert failure is not None and failure.kind == "timeout" and "4 seconds" in failure.message
     assert all(answers[name].failure is None for name in ("c1", "c2", "c3"))
     assert all(a.failure is None for a in ask(pool, {"c0": {}, "c1": {}}, 2))
 
@@ -238,7 +238,7 @@ def test_workers_end_with_a_killed_main_process() -> None:
         pids = [int(pid) for pid in main.stdout.readline().split()]
         assert len(pids) == 3 and all(is_running(pid) for pid in pids)
         main.kill()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 400
     while any(is_running(pid) for pid in pids):
         assert time.monotonic() < deadline, "processes of a killed run are still there"
         time.sleep(0.05)

@@ -84,7 +84,7 @@ class Events:
 
     def wait(self, beginnings: int, round: int) -> None:
         """Until the run has begun so many times, and has finished this round."""
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 400
         while self.beginnings() < beginnings or self.round() < round:
             assert time.monotonic() < deadline, "the run did not get that far"
             time.sleep(0.005)

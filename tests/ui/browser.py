@@ -66,19 +66,19 @@ class Browser:
 
     def _connect(self) -> ClientConnection:
         place = Path(self._profile.name) / "DevToolsActivePort"
-        until = time.monotonic() + 60
+        until = time.monotonic() + 200
         while not (place.exists() and len(place.read_text().splitlines()) == 2):
             if self._process.poll() is not None or time.monotonic() > until:
                 pytest.fail(f"Chromium did not start (exit code {self._process.poll()})")
             time.sleep(0.05)
         port, path = place.read_text().splitlines()
-        connection = connect(f"ws://127.0.0.1:{port}{path}", max_size=None, open_timeout=30, proxy=None)
+        connection = connect(f"ws://127.0.0.1:{port}{path}", max_size=None, open_timeout=200, proxy=None)
         return self._open.enter_context(connection)
 
     def close(self) -> None:
         self._call("Browser.close")
         self._open.close()
-        self._process.wait(timeout=30)
+        self._process.wait(timeout=200)
         self._profile.cleanup()
 
     # the protocol
@@ -90,7 +90,7 @@ class Browser:
             message["sessionId"] = session
         self._socket.send(json.dumps(message))
         while True:
-            answer = json.loads(self._socket.recv(timeout=60))
+            answer = json.loads(self._socket.recv(timeout=200))
             if answer.get("id") == self._number:
                 assert "error" not in answer, answer["error"]
                 result: dict[str, Any] = answer["result"]
@@ -127,7 +127,7 @@ class Browser:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
-    def wait(self, expression: str, seconds: float = 90) -> Any:
+    def wait(self, expression: str, seconds: float = 200) -> Any:
         """Wait until an expression is true. Fail with the text of the page after a timeout."""
         until = time.monotonic() + seconds
         while not (value := self.js(f"(() => {{ try {{ return {expression} }} catch {{ return null }} }})()")):

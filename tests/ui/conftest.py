@@ -71,7 +71,7 @@ def address(runs: Path) -> Iterator[str]:
         assert process.stdout is not None
         yield process.stdout.readline().strip()
         process.terminate()
-        process.wait(timeout=20)
+        process.wait(timeout=200)
 
 
 @contextmanager
@@ -84,7 +84,7 @@ def serving(root: Path, host: str = "127.0.0.1", **options: Any) -> Iterator[Das
         sleep(0.01)
     yield page
     page.server.should_exit = True
-    thread.join(timeout=20)
+    thread.join(timeout=200)
     assert not thread.is_alive()
 
 

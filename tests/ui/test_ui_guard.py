@@ -27,7 +27,7 @@ Answer = tuple[int, str, dict[str, str]]
 
 def ask(address: str, path: str, method: str = "GET", body: str | None = None, **headers: str) -> Answer:
     place = urlsplit(address)
-    connection = http.client.HTTPConnection("127.0.0.1", place.port or 80, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", place.port or 80, timeout=200)
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     connection.request(method, path, body, named)
     answer = connection.getresponse()

@@ -23,7 +23,7 @@ from polyfed.ui.run_index import RunIndex
 
 @contextmanager
 def stream(address: str, **headers: str) -> Iterator[http.client.HTTPResponse]:
-    connection = http.client.HTTPConnection("127.0.0.1", urlsplit(address).port or 80, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", urlsplit(address).port or 80, timeout=200)
     connection.request("GET", "/api/stream", headers=headers)
     response = connection.getresponse()
     yield response
