@@ -109,7 +109,7 @@ def test_a_client_that_does_not_fit_is_repeated_alone(toy: ToyFederation, measur
 def test_gradients_are_accumulated_if_a_batch_does_not_fit(
     toy: ToyFederation, measured: simulated_device.Counts
 ) -> None:
-    one_client = {"class_counts": ((8, 8, 0, 0),)}
+    one_client: dict[str, Any] = {"class_counts": ((8, 8, 0, 0),)}
     device_run(toy, **trained(16), **one_client)
     whole = measured.peak
     halves = device_run(toy, **trained(16, micro_batch=8), **one_client)
