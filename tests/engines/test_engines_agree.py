@@ -10,6 +10,8 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from polyfed import api
+from polyfed.config.sections import EngineConfig
+from polyfed.federation import placement
 
 METHODS: dict[str, dict[str, Any]] = {
     "local": {},
@@ -49,6 +51,22 @@ def test_pool_equals_serial(
     assert pool["loss"] == serial["loss"]
     assert pool["bytes"] == serial["bytes"]
     assert pool["failures"] == []
+
+
+def test_spawned_workers_equal_serial(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    serial = reference("fedproto", tmp_path_factory.getbasetemp())
+    spawned = run("fedproto", {"name": "pool", "workers": 1, "start": "spawn"}, tmp_path / "spawned")
+    assert spawned["state_hash"] == serial["state_hash"] and spawned["failures"] == []
+
+
+@pytest.mark.parametrize(("platform", "start"), [("linux", "fork"), ("darwin", "spawn"), ("win32", "serial")])
+def test_auto_chooses_how_workers_start(platform: str, start: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", platform)
+    if platform == "win32":
+        monkeypatch.delattr("os.fork")
+    assert placement.worker_start(EngineConfig()) == start
+    assert len(placement.start_notes(EngineConfig())) == (start != "fork")
+    assert placement.start_notes(EngineConfig(start="fork")) == []
 
 
 def test_another_seed_gives_another_result(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

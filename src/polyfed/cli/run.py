@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -77,7 +78,7 @@ def _workers_in_advance(config: Config) -> Iterator[None]:
     """Start the process of the pool's workers early: it imports torch while this process checks the run."""
     from polyfed.engines import fork_server
 
-    if config.engine.name == "pool":
+    if config.engine.name == "pool" and config.engine.start != "spawn" and sys.platform == "linux":
         fork_server.start_spare()
     try:
         yield

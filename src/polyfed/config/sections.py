@@ -106,6 +106,8 @@ class EngineConfig(Section):
     """Where clients run."""
 
     name: Literal["serial", "pool", "ray", "flower"] = "pool"
+    # how pool workers start; auto: fork on Linux, spawn on macOS, and one process where there is no fork
+    start: Literal["auto", "fork", "spawn"] = "auto"
     device: str = "auto"  # auto (the first of cuda, mps and cpu that this machine has), cpu, cuda or mps
     workers: int | Literal["auto"] = "auto"  # worker processes; with a GPU, worker processes per GPU
     device_memory: int | str = "auto"  # for clients and their data on a GPU, per worker; auto: half of its memory

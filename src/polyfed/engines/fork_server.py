@@ -15,9 +15,13 @@ import socket
 import subprocess
 import sys
 from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
 
 from polyfed.errors import InputError, RunError
 from polyfed.machine import paused_garbage_collection
+
+if TYPE_CHECKING:
+    from polyfed.engines.spawned_workers import SpawnedWorkers
 
 WORKER = "POLYFED_WORKER"  # set in the environment of every process that is a worker
 
@@ -27,7 +31,7 @@ class ForkServer:
 
     def __init__(self) -> None:
         if not hasattr(os, "fork"):
-            raise InputError("engine 'pool' needs a POSIX system; set engine.name: serial")
+            raise InputError("this system has no fork; set engine.start: spawn, or engine.name: serial")
         self._control, theirs = socket.socketpair()
         with theirs:
             # in its own session: Ctrl-C in a terminal reaches the run only, which stops its workers itself
@@ -102,9 +106,9 @@ def acquire() -> ForkServer:
     return ForkServer()
 
 
-def release(server: ForkServer) -> None:
-    """Keep a fork server as a spare for the next pool of this process."""
-    if server.alive and not _spare:
+def release(server: ForkServer | SpawnedWorkers) -> None:
+    """Keep a fork server as a spare for the next pool of this process. End workers that were not forked."""
+    if isinstance(server, ForkServer) and server.alive and not _spare:
         _spare.append(server)
     else:
         server.close()
@@ -119,7 +123,7 @@ def close_spare() -> None:
 atexit.register(close_spare)
 
 
-def _die_with(parent: int) -> None:
+def end_with(parent: int) -> None:
     """Ask Linux to kill this process when its parent dies: a worker with its fork server, which dies with the run.
 
     The kernel watches the thread that started this process. A fork server whose thread has ended is gone too;
@@ -133,7 +137,7 @@ def _die_with(parent: int) -> None:
 
 def main(descriptor: int, parent: int) -> None:
     """Run the fork server: import everything, then fork on request until the caller closes the connection."""
-    _die_with(parent)
+    end_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with paused_garbage_collection():
@@ -148,7 +152,7 @@ def main(descriptor: int, parent: int) -> None:
         pid = os.fork()
         if pid == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _die_with(server)
+            end_with(server)
             control.close()
             worker.serve(Connection(descriptors[0]))
             os._exit(0)

@@ -15,14 +15,16 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, Literal
 
 from polyfed import profiling
 from polyfed.core.engine import Answer, Call, Task
 from polyfed.core.memory_limits import is_out_of_memory
 from polyfed.devices import DeviceChoice
 from polyfed.engines import fork_server, framing
+from polyfed.engines.fork_server import ForkServer
 from polyfed.engines.scheduler import CallScheduler, WorkerAffinity
+from polyfed.engines.spawned_workers import SpawnedWorkers
 from polyfed.errors import RunError
 
 PREFETCH = 64 << 10  # a message this small fits into the socket's buffer and can wait there for a busy worker
@@ -75,10 +77,12 @@ class PoolEngine:
         *,
         timeout: float | None = None,
         costs: Mapping[str, float] | None = None,
+        start: Literal["fork", "spawn"] = "fork",
     ) -> None:
         """Start one worker for every entry of `workers`, which names its device.
 
-        `costs` are relative costs by client: the most expensive clients start first.
+        `costs` are relative costs by client: the most expensive clients start first. `start` chooses between forks
+        and new processes.
         """
         recorder = profiling.current()
         if recorder is not None:
@@ -87,7 +91,7 @@ class PoolEngine:
         self._setup = {"host_factory": host_factory, "description": description, "profile": profile}
         self._devices = workers
         self._timeout = timeout
-        self._fork_server = fork_server.acquire()
+        self._starter: ForkServer | SpawnedWorkers = SpawnedWorkers() if start == "spawn" else fork_server.acquire()
         self.affinity = WorkerAffinity(costs)
         self._workers = [self._start(index) for index in range(len(workers))]
 
@@ -113,12 +117,15 @@ class PoolEngine:
         for worker in self._workers:
             worker.connection.close()
         self._workers = []  # a call that is closed later must not replace them
-        fork_server.release(self._fork_server)
+        fork_server.release(self._starter)
 
     # workers
 
     def _start(self, index: int) -> _Worker:
-        self._fork_server, pid, connection = fork_server.fork_from(self._fork_server)
+        if isinstance(self._starter, SpawnedWorkers):
+            pid, connection = self._starter.fork()
+        else:
+            self._starter, pid, connection = fork_server.fork_from(self._starter)
         device = self._devices[index]
         worker = _Worker(index, pid, connection, (device.kind, device.index))
         # variables are set in the worker: it is forked before it uses a device
@@ -163,9 +170,8 @@ class _PoolCall:
                     self._collect()
                 yield from self._scheduler.ready_answers()
         except KeyboardInterrupt:
-            for (
-                worker
-            ) in self._pool.workers():  # at once: stored states are complete, and the workers are no longer needed
+            # at once: stored states are complete, and the workers are no longer needed
+            for worker in self._pool.workers():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(worker.pid, signal.SIGKILL)
                 worker.running.clear()

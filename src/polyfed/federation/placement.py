@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from polyfed import devices
 from polyfed.config import Config, size_in_bytes
@@ -63,6 +65,27 @@ def pool_devices(
         workers = count * max(1, min(fit, available_cores() // count))
     workers = min(workers, max(1, clients))
     return [devices.choose(kind.name, worker, workers) for worker in range(workers)]
+
+
+def worker_start(settings: EngineConfig) -> Literal["fork", "spawn", "serial"]:
+    """Return how the clients of the pool run: in forks, in new processes, or in this process."""
+    if settings.start != "auto":
+        return settings.start
+    if not hasattr(os, "fork"):
+        return "serial"
+    return "spawn" if sys.platform == "darwin" else "fork"
+
+
+def start_notes(settings: EngineConfig) -> list[str]:
+    """Return a note for the user if `engine.start: auto` chose anything but forks."""
+    if settings.name != "pool" or settings.start != "auto":
+        return []
+    notes = {
+        "serial": "all clients run in one process, because this system has no fork",
+        "spawn": "workers are new processes (engine.start: spawn), because forks are not safe on macOS",
+    }
+    start = worker_start(settings)
+    return [notes[start]] if start in notes else []
 
 
 def ray_device(settings: EngineConfig) -> str:

@@ -90,7 +90,8 @@ class SimulatedFederation(ServerFederation):
     @property
     def notes(self) -> Sequence[str]:
         subset = f"dataset {self.dataset.name}: {self.dataset.source}"
-        return (*self.partition.notes, *((subset,) if " of " in self.dataset.source else ()))
+        notes = (*self.partition.notes, *((subset,) if " of " in self.dataset.source else ()))
+        return (*notes, *placement.start_notes(self.config.engine))
 
     def num_samples(self, k: int) -> int:
         return len(self.partition.train[k])
