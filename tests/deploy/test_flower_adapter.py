@@ -20,8 +20,9 @@ PACKAGE = Path(polyfed.__file__).parent
 ADAPTER = PACKAGE / "deploy" / "flower_adapter.py"
 PROTOCOL = PACKAGE / "deploy" / "flower_protocol.py"
 TEST_NAMES = Path(__file__).with_name("flower_names.py")
-# This benchmark measures Flower's own simulation, without polyfed.
-EXCEPTIONS = {ADAPTER, PROTOCOL, PACKAGE / "benchmarks" / "flower_simulation.py"}
+# These benchmarks measure Flower's own simulation, without polyfed.
+BENCHMARKS = ("flower_simulation.py", "peer_scripts/flower_peer.py")
+EXCEPTIONS = {ADAPTER, PROTOCOL, *(PACKAGE / "benchmarks" / name for name in BENCHMARKS)}
 # Attributes of classes and fields of protobuf messages that polyfed uses, by their name in the adapter.
 ATTRIBUTES = {
     "ControlHttpClient": ["from_server_address", "close", "ListNodes", "RegisterNode", "UnregisterNode", "StartRun"],

@@ -1,4 +1,4 @@
-"""Messages: CPU seconds of encoding and decoding, compared with a copy of the same bytes into new memory.
+"""Messages: CPU time of encoding, decoding, averaging and writing, compared with a copy into new memory.
 
 Digests, copies and messages are measured in turns. Figures are medians, in GB/s or microseconds of CPU time.
 """
@@ -6,16 +6,20 @@ Digests, copies and messages are measured in turns. Figures are medians, in GB/s
 from __future__ import annotations
 
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from polyfed.core.averaging import WeightedMean
 from polyfed.core.class_tables import ClassTable
 from polyfed.core.codec import decode, encode
 from polyfed.core.frame_digest import SHA256, XXH3
 from polyfed.core.message_header import read_header
+from polyfed.runs.state_store import FolderStore
 
 TURNS = 9
 TENSORS, NUMBERS = 50, 500_000  # of the large message: 100 MB
@@ -29,7 +33,8 @@ def measure() -> dict[str, Any]:
     large = {"weights": {f"layer{i}": torch.randn(NUMBERS, generator=generator) for i in range(TENSORS)}}
     table = ClassTable(torch.arange(CLASSES), torch.randn(CLASSES, WIDTH, generator=generator))
     size = 4 * TENSORS * NUMBERS
-    seconds = _in_turns(_measurements(large), TURNS, 1)
+    with tempfile.TemporaryDirectory() as folder:
+        seconds = _in_turns({**_measurements(large), **_server_work(large, Path(folder))}, TURNS, 1)
     small = _in_turns(_measurements({"means": table}), TURNS, SMALL_REPEATS)
     figures = {f"{name}_gb_per_second": round(size / value / 1e9, 2) for name, value in seconds.items()}
     for name, value in seconds.items():
@@ -51,6 +56,15 @@ def _measurements(payload: Mapping[str, Any]) -> dict[str, Callable[[], object]]
         "decode": lambda: decode(inside, read_header(inside)),
         "encode_for_sites": lambda: encode(payload, SHA256),
         "decode_from_sites": lambda: decode(to_sites, read_header(to_sites, cryptographic=True)),
+    }
+
+
+def _server_work(payload: Mapping[str, Any], folder: Path) -> dict[str, Callable[[], object]]:
+    """Return what a server does with a message: add it to a mean, and write a state of this size."""
+    store, mean, frame = FolderStore(folder), WeightedMean(), encode(payload).data
+    return {
+        "mean": lambda: mean.add(payload["weights"], 1.0),
+        "write": lambda: store.write("client", 1, frame),
     }
 
 

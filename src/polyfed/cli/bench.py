@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,17 +16,32 @@ def bench(
         str | None, typer.Argument(metavar="[NAME]", help="Name of one benchmark.", show_default="all benchmarks")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, with the settings of each benchmark.")] = False,
+    page: Annotated[
+        Path | None, typer.Option(help="Markdown file that gets a section with the figures.", show_default=False)
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="peers: folder with Fashion-MNIST.", show_default="the Hugging Face hub")
+    ] = None,
+    htfllib: Annotated[
+        Path | None, typer.Option(help="peers: checkout of HtFLlib to compare with.", show_default=False)
+    ] = None,
 ) -> None:
     """Run benchmarks of speed and memory on this machine.
 
-    Example: polyfed bench overhead
+    Example: polyfed bench overhead --page docs/benchmarks.md
     """
     from polyfed import benchmarks
 
     if name is not None and name not in benchmarks.names():
         raise InputError(f"there is no benchmark called '{name}'; {nearest(name, benchmarks.names())}")
+    if name not in (None, "peers") and (data or htfllib):
+        raise InputError(f"--data and --htfllib are for the benchmark peers, not for {name}")
+    if htfllib is not None and not (htfllib / "system" / "flcore").is_dir():
+        raise InputError(
+            f"--htfllib is {htfllib}, which is not a checkout of HtFLlib: it has no folder system/flcore"
+        )
     results = []
-    for result in benchmarks.run(name):
+    for result in benchmarks.run(name, page=page, data=data, htfllib=htfllib):
         results.append(result)
         if not json and "report" in result:
             print_text(result["report"])

@@ -1,0 +1,93 @@
+"""Environments and processes of other libraries, for the benchmark `peers`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import torch
+
+from polyfed.benchmarks.flower_simulation import SWITCHES
+from polyfed.data.cache import cache_root
+from polyfed.errors import RunError
+
+# packages by library; torch is this process's own, so that all libraries compute with the same kernels
+PACKAGES = {
+    "flower": ["flwr[simulation]==1.41.0"],
+    "pfl": ["pfl==0.6.0"],
+    "htfllib": ["torchvision", "h5py", "scikit-learn", "cvxpy", "scipy"],
+}
+SCRIPTS = Path(__file__).parent
+
+
+def python_of(library: str) -> Path:
+    """Return the interpreter of a library's environment in the cache folder. Create the environment if needed."""
+    folder = cache_root(None) / "peers" / f"{library}-torch-{torch.__version__}"
+    python, complete = folder / "bin" / "python", folder / "complete.json"
+    if complete.exists() and json.loads(complete.read_text()) == PACKAGES[library]:
+        return python
+    venv.create(folder, clear=True, with_pip=True)
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    site = folder / "lib" / version / "site-packages"
+    (site / "torch-of-polyfed.pth").write_text(f"{Path(torch.__file__).parent.parent}\n")
+    # torch is installed already as far as pip can see, and must stay as it is
+    done = subprocess.run(
+        [python, "-m", "pip", "install", "-q", *PACKAGES[library], f"torch=={torch.__version__.partition('+')[0]}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise RunError(f"the environment of {library} in {folder} cannot be made: {done.stderr.strip()[-300:]}")
+    complete.write_text(json.dumps(PACKAGES[library]))
+    return python
+
+
+class PeerProcess:
+    """Another library in a process of its own, which runs one round for every request."""
+
+    def __init__(self, library: str, script: str, *arguments: str, threads: int | None = 1) -> None:
+        environment = {**os.environ, **SWITCHES, "PYTHONPATH": str(SCRIPTS)}
+        environment.pop("OMP_NUM_THREADS", None)
+        if threads is not None:
+            environment["OMP_NUM_THREADS"] = str(threads)
+        self.name = library
+        self._errors = Path(arguments[0]) / f"{script}.err"
+        with self._errors.open("w") as errors:
+            self._process = subprocess.Popen(
+                [python_of(library), "-m", f"peer_scripts.{script}", *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=environment,
+                text=True,
+            )
+
+    def ask(self) -> dict[str, float]:
+        """Request a round, or the accuracy after it, and return the answer."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write("go\n")
+            self._process.stdin.flush()
+        except OSError:
+            pass  # it has ended; the error below says why
+        for line in self._process.stdout:  # the library may print lines of its own
+            if line.startswith('{"seconds"'):
+                answer: dict[str, float] = json.loads(line)
+                return answer
+        code = self._process.wait()
+        raise RunError(f"{self.name} ended with exit code {code}: {self._errors.read_text().strip()[-500:]}")
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
