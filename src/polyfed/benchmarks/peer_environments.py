@@ -51,7 +51,8 @@ class PeerProcess:
     """Another library in a process of its own, which runs one round for every request."""
 
     def __init__(self, library: str, script: str, *arguments: str, threads: int | None = 1) -> None:
-        environment = {**os.environ, **SWITCHES, "PYTHONPATH": str(SCRIPTS)}
+        # Ray gives up on a busy machine after 30 seconds
+        environment = {**os.environ, **SWITCHES, "PYTHONPATH": str(SCRIPTS), "RAY_raylet_start_wait_time_s": "300"}
         environment.pop("OMP_NUM_THREADS", None)
         if threads is not None:
             environment["OMP_NUM_THREADS"] = str(threads)

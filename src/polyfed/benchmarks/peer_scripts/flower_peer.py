@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from functools import cache
@@ -11,6 +12,8 @@ from pathlib import Path
 import torch
 
 from . import setting
+
+START_SECONDS = 600.0
 
 
 @cache
@@ -48,7 +51,10 @@ def main(folder: str, cores: int, task: str) -> None:
 
     @server_app.main()
     def serve(grid: Grid, context: Context) -> None:
+        deadline = time.monotonic() + START_SECONDS
         while len(nodes := list(grid.get_node_ids())) < clients:
+            if time.monotonic() > deadline:
+                os._exit(1)  # the simulation could not start; it would wait forever
             time.sleep(0.05)
         rounds, model, number = setting.Rounds(), setting.PeerCNN(), 0
         strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=clients, min_available_nodes=clients)
