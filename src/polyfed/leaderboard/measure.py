@@ -48,7 +48,7 @@ def _record(plan: Plan, finished: dict[Entry, list[Run]], seeds: Sequence[int]) 
         for entry, runs in finished.items()
         if runs
     ]
-    missing = {entry.method: len(seeds) - len(runs) for entry, runs in finished.items() if len(runs) < len(seeds)}
+    missing = {entry.name: len(seeds) - len(runs) for entry, runs in finished.items() if len(runs) < len(seeds)}
     config = plan.runs([0], Path())[0].config
     return ScenarioRecord(plan.scenario.name, tuple(rows), plan.excluded, missing, config.per_round, config.rounds)
 

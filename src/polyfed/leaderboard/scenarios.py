@@ -97,7 +97,8 @@ SCENARIOS: Mapping[str, Scenario] = {
             needs_root=True,
             note="The clients are the eight persons of the training split with the most windows. The common test set "
             "has its other persons. Windows overlap by half, so the personal accuracy is measured on windows that "
-            "resemble the training data. The command writes this split to `runs/leaderboard/uci_har`.",
+            "resemble the training data, and learning rates are chosen on windows of the clients. The command writes "
+            "this split to `runs/leaderboard/uci_har`.",
         ),
     )
 }
