@@ -97,7 +97,7 @@ class FedLatent(Method):
 
     verdict = (
         "The best global accuracy for clients with different models and skewed labels, at little cost in personal "
-        "accuracy; no gain in global accuracy where all clients have all classes."
+        "accuracy; where all clients have all classes, only personal accuracy gains."
     )
     needs = Needs(same_features=True, same_classes=True, numbers=True)
     sends = Sends(
