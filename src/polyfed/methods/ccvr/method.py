@@ -59,8 +59,8 @@ class CCVR(Method):
     allow_degenerate: bool = False  # accept 0 virtual features or epochs, which disables calibration
 
     verdict = (
-        "Corrects heads with virtual features; needs aligned extractors, so it is level with local training when "
-        "clients have different models."
+        "Corrects heads with virtual features; needs aligned extractors, so it gains nothing when clients have "
+        "different models."
     )
     needs = Needs(same_features=True, same_classes=True)
     sends = Sends(

@@ -96,8 +96,8 @@ class FedLatent(Method):
     allow_degenerate: bool = False  # accept 0 synthetic images, which switches fine-tuning off
 
     verdict = (
-        "The best global accuracy for clients with different models and skewed labels, at little cost in personal "
-        "accuracy; where all clients have all classes, only personal accuracy gains."
+        "The best global accuracy for different models and skewed labels; no gain in it where all clients have all "
+        "classes."
     )
     needs = Needs(same_features=True, same_classes=True, numbers=True)
     sends = Sends(
