@@ -71,7 +71,9 @@ class Federation:
 
     def _start(self, command: str, *arguments: str) -> warm_processes.Process:
         with (self.folder / f"{command}.log").open("ab") as log:
-            return warm_processes.Process("-m", "polyfed", command, *arguments, stdout=log, stderr=log)
+            return warm_processes.Process(
+                "-m", "polyfed", command, *arguments, stdout=log, stderr=log, new_session=True
+            )
 
     def stop(self) -> None:
         running = [self.coordinator, *self.sites.values()]
