@@ -13,7 +13,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
+import math
 import ssl
+import subprocess
 import sys
 import tempfile
 import threading
@@ -148,13 +151,13 @@ def measured(
     probe.start()
     yield
     probe.end()
-    seconds = sorted(probe.seconds)
+    seconds = sorted(probe.seconds) or [float("nan")]
     figures[name] = {
         "seconds": round(time.monotonic() - start, 1),
-        "requests": len(seconds),
+        "requests": len(probe.seconds),
         "failed_requests": probe.failures,
-        "median_ms": round(1000 * seconds[len(seconds) // 2]),
-        "slowest_ms": round(1000 * seconds[-1]),
+        "median_ms": milliseconds(seconds[len(seconds) // 2]),
+        "slowest_ms": milliseconds(seconds[-1]),
         "rounds": federation.rounds() - before,
         "coordinator_mb": [probe.coordinator_mb[0], max(probe.coordinator_mb), probe.coordinator_mb[-1]],
         "superlink_mb": [probe.superlink_mb[0], max(probe.superlink_mb), probe.superlink_mb[-1]],
@@ -162,10 +165,35 @@ def measured(
     print(name, figures[name], flush=True)
 
 
+def milliseconds(seconds: float) -> int | None:
+    """Return rounded milliseconds. None: there was no answer."""
+    return None if math.isnan(seconds) else round(1000 * seconds)
+
+
+def run_attack(name: str, port: int, ca: Path, key: Path) -> dict[str, int]:
+    """Run an attack in a process of its own, so that it does not slow down the honest requests. Return the answers."""
+    command = [sys.executable, str(Path(__file__).resolve()), "--attack", name, str(port), str(ca), str(key)]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    answers: dict[str, int] = json.loads(printed)
+    return answers
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=results.FOLDER)
+    parser.add_argument("--attack", nargs=4, metavar=("NAME", "PORT", "CA", "KEY"), help="only run an attack")
     chosen = parser.parse_args()
+    if chosen.attack:
+        name, port, ca, key = chosen.attack
+        attack = Attack(int(port), Path(ca), Path(key))
+        asyncio.run(getattr(attack, name)())
+        print(json.dumps(attack.answers))
+        return 0
+    return measure(chosen.out)
+
+
+def measure(out: Path) -> int:
+    """Run all phases and write their figures."""
     figures: dict[str, Any] = {}
     with (
         tempfile.TemporaryDirectory(prefix="gateway-", ignore_cleanup_errors=True) as place,
@@ -184,16 +212,15 @@ def main() -> int:
         with measured("no attack", figures, probe, federation):
             time.sleep(SECONDS)
         for name in ("silent_connections", "slow_bodies", "unsigned_bodies"):
-            attack = Attack(federation.port, ca, key.private)
             with measured(name, figures, probe, federation):
-                asyncio.run(getattr(attack, name)())
+                answers = run_attack(name, federation.port, ca, key.private)
                 if name == "unsigned_bodies":
                     time.sleep(10)
-            figures[name]["answers"] = attack.answers
-            print(attack.answers, flush=True)
+            figures[name]["answers"] = answers
+            results.save("gateway-load", {"phases": figures}, out)
         with measured("afterwards", figures, probe, federation):
             time.sleep(SECONDS / 2)
-    results.save("gateway-load", {"phases": figures}, chosen.out)
+    results.save("gateway-load", {"phases": figures}, out)
     return 0
 
 
