@@ -60,15 +60,16 @@ class Results:
             self.used[name] = json.loads(path.read_text())
         return self.used.get(name)
 
-    def kills(self) -> dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
-        """Return kills and runs by target."""
-        found: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {}
+    def kills(self) -> dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], int]]:
+        """Return kills, runs and the number of kills that the script was asked for, by target."""
+        found: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], int]] = {}
         for path in sorted(self._folder.glob("kills-*.json")):
             figures = self.get(path.stem) or {}
+            moments = int(figures["command"].partition("--moments ")[2].split()[0])
             for target in TARGETS:
                 kills = [kill for kill in figures["kills"] if kill["target"] == target]
                 if kills:
-                    found[target] = (kills, figures["runs"])
+                    found[target] = (kills, figures["runs"], moments)
         return {target: found[target] for target in TARGETS if target in found}
 
 
@@ -91,10 +92,14 @@ def kills(results: Results, short: list[str]) -> list[str]:
             if target != "machine":
                 short.append(f"Kills of the {name}: not measured; the aim is {WANTED_KILLS}.")
             continue
-        done, runs = found[target]
+        done, runs, moments = found[target]
         equal = sum(run["equal"] for run in runs)
         if len(done) < WANTED_KILLS and target != "machine":
             short.append(f"Kills of the {name}: {len(done)}; the aim is {WANTED_KILLS}.")
+        if len(done) < moments:
+            short.append(
+                f"Kills of the {name}: the script was stopped, so the bits of its last run were not compared."
+            )
         if equal < len(runs):
             short.append(f"Kills of the {name}: {len(runs) - equal} of {len(runs)} runs do not have equal bits.")
         seconds = [kill["seconds"] for kill in done if "seconds" in kill]
@@ -204,14 +209,17 @@ Memory is the first, the largest and the last value of the phase."""
     }
     rows = []
     for phase, name in names.items():
-        one = figures["phases"][phase]
+        one = figures["phases"].get(phase)
+        if one is None:
+            short.append(f"{name[0].upper()}{name[1:]}: not measured.")
+            continue
         if one["failed_requests"]:
             total = one["requests"] + one["failed_requests"]
             short.append(f"{name[0].upper()}{name[1:]}: {one['failed_requests']} of {total} honest requests failed.")
         rows.append(
             (
                 name,
-                f"{one['median_ms']} ms (slowest {one['slowest_ms']} ms)",
+                f"{one['median_ms']} ms (slowest {one['slowest_ms']} ms)" if one["requests"] else "-",
                 one["failed_requests"],
                 f"{one['rounds']} in {one['seconds']:.0f} s",
                 " / ".join(str(value) for value in one["coordinator_mb"]),
