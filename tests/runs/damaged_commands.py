@@ -20,7 +20,7 @@ from polyfed.cli.app import main
 from polyfed.errors import RunError
 
 SECRET = "the content of a file outside"
-# Of one command: seconds of computing, seconds in all (the machine may be busy), and bytes beyond what the process has.
+# Of one command: seconds of computing, seconds in all (a machine may be busy), and bytes in addition to those before.
 CPU_SECONDS, SECONDS, MEMORY = 60, 600, 1 << 32
 SMALL: dict[str, Any] = {
     "rounds": 2,
