@@ -20,7 +20,7 @@ from polyfed.testing.rounds import Outcome, run_on_serial
 from polyfed.testing.toy_federation import ToyFederation
 
 METHODS = [name for name in catalogue.methods() if name != "fedktl"]  # fedktl needs a user's generator
-CLASS_COUNTS = ((4, 4, 0, 0), (0, 0, 4, 4))  # two clients with two batches each
+CLASS_COUNTS = ((8, 8, 0, 0), (0, 0, 8, 8))  # two clients with four batches each
 BATCH = 4
 # Little work, with several steps in every pass of a server's training.
 WORK: dict[str, dict[str, object]] = {

@@ -92,13 +92,13 @@ class Planted(Method):
 def test_a_planted_fault_is_counted_in_every_step(fault: str, between: tuple[int, int]) -> None:
     with ToyFederation(Planted, {"fault": fault}) as toy:
         log = device_run(toy).steps
-    assert log.between == [between] * 4
+    assert log.between == [between] * 12
 
 
 def test_a_planted_fault_makes_the_counts_of_a_round_grow() -> None:
     with ToyFederation(Planted, {"fault": "item"}) as toy:
         few, more = (device_run(toy, train=training(batch), rounds=1, evaluate=False) for batch in (8, 4))
-    assert more.synchronisations - few.synchronisations == more.steps.steps - few.steps.steps == 2
+    assert more.synchronisations - few.synchronisations == more.steps.steps - few.steps.steps == 4
 
 
 def test_a_planted_cpu_tensor_fails() -> None:
