@@ -88,7 +88,9 @@ def test_the_most_similar_scenario_is_used() -> None:
     assert ranked(models="different").scenario == "few-skewed"
     assert ranked(models="different", skew="mild").scenario == "few-skewed"  # no other scenario has such models
     assert ranked(models="sizes").scenario == "model-sizes"
-    assert ranked(data="tokens").scenario == "har-persons"
+    assert ranked(data="series").scenario == "har-persons"
+    assert ranked(data="tokens").scenario == "few-skewed"  # no scenario has tokens: models and skew decide
+    assert ranked(data="tables", skew="mild").scenario == "har-persons"
     assert names(ranked(models="same"))[:2] == ["fedavg", "fedlatent"]  # means of both gains: 14.5 and 14
 
 

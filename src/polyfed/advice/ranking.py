@@ -73,12 +73,15 @@ def rank(situation: Situation, board: Leaderboard) -> Ranking:
 
 
 def similar_scenario(situation: Situation, board: Leaderboard) -> ScenarioRecord | None:
-    """Return the measured scenario that is most similar: by kind of data, then by models, then by label skew."""
+    """Return the measured scenario that is most similar: by kind of data, then by models, then by label skew.
+
+    No scenario has tables or tokens: for them, models and label skew decide.
+    """
 
     def likeness(record: ScenarioRecord) -> tuple[bool, bool, bool]:
         scenario = SCENARIOS[record.scenario]
         return (
-            (scenario.data == "images") == (situation.data == "images"),
+            scenario.data == situation.data,
             (scenario.models == "sizes") == (situation.models == "sizes"),
             scenario.skew == situation.skew,
         )
