@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -19,7 +20,7 @@ from polyfed.errors import RunError
 PACKAGES = {
     "flower": ["flwr[simulation]==1.41.0"],
     "pfl": ["pfl==0.6.0"],
-    "htfllib": ["torchvision", "h5py", "scikit-learn", "cvxpy", "scipy"],
+    "htfllib": ["h5py", "scikit-learn"],
 }
 SCRIPTS = Path(__file__).parent
 
@@ -53,6 +54,8 @@ class PeerProcess:
     def __init__(self, library: str, script: str, *arguments: str, threads: int | None = 1) -> None:
         # Ray gives up on a busy machine after 30 seconds
         environment = {**os.environ, **SWITCHES, "PYTHONPATH": str(SCRIPTS), "RAY_raylet_start_wait_time_s": "300"}
+        # HtFLlib stores models as pickles, and reads the ones that it has just written
+        environment["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
         environment.pop("OMP_NUM_THREADS", None)
         if threads is not None:
             environment["OMP_NUM_THREADS"] = str(threads)
@@ -71,11 +74,9 @@ class PeerProcess:
     def ask(self) -> dict[str, float]:
         """Request a round, or the accuracy after it, and return the answer."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        try:
+        with contextlib.suppress(OSError):  # it may have ended; the error below says why
             self._process.stdin.write("go\n")
             self._process.stdin.flush()
-        except OSError:
-            pass  # it has ended; the error below says why
         for line in self._process.stdout:  # the library may print lines of its own
             if line.startswith('{"seconds"'):
                 answer: dict[str, float] = json.loads(line)
@@ -86,7 +87,8 @@ class PeerProcess:
     def close(self) -> None:
         """End the process."""
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with contextlib.suppress(OSError):  # it may have ended
+            self._process.stdin.close()
         try:
             self._process.wait(20)
         except subprocess.TimeoutExpired:

@@ -67,9 +67,11 @@ def main(folder: str, cores: int, task: str) -> None:
                 rounds.answer(accuracy=None)
                 continue
             messages = strategy.configure_train(number, ArrayRecord(model.state_dict()), ConfigRecord(), grid)
-            arrays, _ = strategy.aggregate_train(number, grid.send_and_receive(messages))
-            if arrays is None:
-                raise RuntimeError("no client of Flower's simulation replied")
+            replies = list(grid.send_and_receive(messages))
+            arrays, _ = strategy.aggregate_train(number, replies)
+            if arrays is None or any(reply.has_error() for reply in replies):
+                reasons = [reply.error.reason for reply in replies if reply.has_error()]
+                raise RuntimeError(f"clients of Flower's simulation failed: {reasons[:1]}")
             model.load_state_dict(arrays.to_torch_state_dict())
             rounds.answer()
             rounds.wait()  # the request for the accuracy

@@ -12,6 +12,7 @@ import os
 import sys
 from argparse import Namespace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ def main(folder: str, checkout: str, method: str) -> None:
     (work / "system").mkdir(parents=True, exist_ok=True)
     os.chdir(work / "system")
     sys.path.insert(0, str(Path(checkout).resolve() / "system"))
+    # its networks are not used here, and its compiled part would have to match the build of torch
+    sys.modules.setdefault("torchvision", ModuleType("torchvision"))
     models: Any = importlib.import_module("flcore.trainmodel.models")
     models.PeerCNN = setting.PeerCNN  # HtFLlib creates models from strings, in the names of this module
     module, name = ALGORITHMS[method]

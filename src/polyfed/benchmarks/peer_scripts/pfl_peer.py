@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ def main(folder: str, cores: int) -> None:
     from pfl.data.federated_dataset import FederatedDataset
     from pfl.data.sampling import get_user_sampler
     from pfl.hyperparam.base import NNEvalHyperParams, NNTrainHyperParams
+    from pfl.metrics import Metrics
     from pfl.model.pytorch import PyTorchModel
 
     torch.set_num_threads(cores)
@@ -46,7 +48,7 @@ def main(folder: str, cores: int) -> None:
             rounds.wait()  # the request for the accuracy
             rounds.answer(accuracy=setting.accuracy(module, *share.samples("test")))
             module.train()
-            return not rounds.wait(), metrics
+            return not rounds.wait(), Metrics()
 
     def dataset(user: str) -> Any:
         x, y = share.samples("train", int(user))
@@ -57,14 +59,17 @@ def main(folder: str, cores: int) -> None:
     data = FederatedDataset(dataset, get_user_sampler("minimize_reuse", users))
     model = PyTorchModel(
         module,
-        local_optimizer_create=lambda parameters: torch.optim.SGD(parameters, lr=setting.LEARNING_RATE, fused=True),
+        local_optimizer_create=partial(torch.optim.SGD, fused=True),
         central_optimizer=torch.optim.SGD(module.parameters(), lr=1.0),
     )
     training = NNTrainHyperParams(
         local_batch_size=setting.BATCH, local_num_epochs=1, local_learning_rate=setting.LEARNING_RATE
     )
     plan = NNAlgorithmParams(
-        central_num_iterations=10_000, evaluation_frequency=0, train_cohort_size=share.clients, val_cohort_size=0
+        central_num_iterations=10_000,
+        evaluation_frequency=10_000,  # only before the first round, which does not count
+        train_cohort_size=share.clients,
+        val_cohort_size=0,
     )
     if rounds.wait():
         FederatedAveraging().run(
