@@ -1,16 +1,23 @@
-"""Measure aggregation rules under attack: a fifth of the clients sends its update times -10, or times a million.
+"""Measure aggregation rules under attack: 2 of 10 clients send their update times -10, or times a million.
 
-Every method runs on digits without an attack and with the plain mean, then under attack with every rule. The script
-prints the table of docs/robust.md. Accuracies are those of the honest clients. The check of magnitudes
-(`failures.max_ratio`) is off, because it would reject the million-fold replies before any rule sees them.
+Every method runs on digits without an attack and with the plain mean, then under attack with every rule, for every
+seed. Accuracies are those of the honest clients. The check of magnitudes (`failures.max_ratio`) is off, because it
+rejects million-fold replies before any rule sees them; the column "mean, check on" has the plain mean with it. Results
+are appended to a file, and runs that it holds are not repeated.
 
-    python scripts/robust_sums.py                       # all methods, some minutes
-    python scripts/robust_sums.py fedavg --rounds 5     # one method, fewer rounds
+    python scripts/robust_sums.py                       # all methods and seeds, about an hour on one core
+    python scripts/robust_sums.py fedavg --seeds 0      # one method, one seed
+    python scripts/robust_sums.py --table               # print the tables of docs/robust.md from the file
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from polyfed.config import Config, parse
@@ -19,71 +26,150 @@ from polyfed.federation.simulation import build_federation
 from polyfed.testing.engine_wrappers import ScalingEngine
 from polyfed.testing.rounds import run_on_serial
 
-RULES = ("mean", "median", "trimmed-mean", "norm-clipped", "krum", "geometric-median")
-ATTACKS = {"-10": -10.0, "1,000,000": 1e6}
-ATTACKERS = ("2", "7", "11", "16")  # 4 of 20 clients, never a majority of the clients with one architecture
-# The models, the accuracy that the method is for (of one common model, or of personal models), rounds and rate.
-METHODS: dict[str, tuple[Any, str, int, float]] = {
-    "fedavg": (["tiny-cnn"], "global", 15, 0.05),
-    "heterofl": ("tiny-widths", "global", 15, 0.05),
-    "fedproto": (["tiny-cnn"], "personal", 12, 0.02),
-    "fedl2g": ("tiny4", "personal", 15, 0.05),
+RULES: dict[str, dict[str, Any]] = {
+    "mean": {},
+    "median": {},
+    "trimmed-mean": {},
+    "norm-clipped": {},
+    "krum": {},
+    "krum, keep 8": {"name": "krum", "keep": 8},
+    "geometric-median": {},
 }
-OPTIONS: dict[str, dict[str, Any]] = {"fedl2g": {"space": "logit"}}  # of methods, if not the defaults
+FACTORS = {-10: "-10", 1_000_000: "1,000,000"}
+CHECKED = "mean, check on"  # the plain mean with the check of magnitudes, as in a run with default settings
+MAX_RATIO = 10_000.0  # default of failures.max_ratio
+ATTACKERS = ("2", "7")  # of clients 0 to 9: one of each size in HeteroFL
+ENDED, REFUSED = "run ended", "refused"
 
 
-def config_of(method: str, rule: str, rounds: int) -> Config:
-    """Return the experiment of one method."""
-    common: dict[str, Any] = {
-        "method": {"name": method, **OPTIONS.get(method, {})},
-        "aggregation": rule,
-        "data": {"dataset": "digits", "partition": {"scheme": "dirichlet", "alpha": 1.0}},
-        "models": {"group": METHODS[method][0]},
-        "clients": 20,
-        "rounds": rounds,
-        "train": {"lr": METHODS[method][3]},
-        "engine": {"name": "serial", "device": "cpu"},
-    }
-    return parse(common)
+@dataclass(frozen=True)
+class Setting:
+    """The experiment of one method: models, settings, and the accuracy that the method is for."""
+
+    models: Sequence[str]
+    measure: str  # "global": of one common model; "personal": of personal models
+    rounds: int
+    train: dict[str, Any] = field(default_factory=lambda: {"optimizer": "adam", "lr": 0.003})
+    method: dict[str, Any] = field(default_factory=dict)
 
 
-def accuracy(config: Config, factor: float) -> float | None:
-    """Run an experiment and return the accuracy of the honest clients in percent. None: the run ended early."""
-    federation = build_federation(config)
-    roster = federation.profiles()
-    federation.check_needs(roster)
-    measure = METHODS[config.method["name"]][1]
-    attack = ScalingEngine(frozenset(ATTACKERS if factor != 1 else ()), factor)
-    try:
-        server = federation.server(roster)
-        outcome = run_on_serial(federation, server, wrap=attack, evaluate=True, evaluate_every=config.rounds)
-    except PolyfedError:
-        return None
-    counts = [count for client, count in outcome.accuracy[measure].items() if client not in ATTACKERS]
-    return 100 * sum(correct for correct, _ in counts) / sum(samples for _, samples in counts)
+SETTINGS = {
+    "fedavg": Setting(["tiny-cnn"], "global", 15),
+    "heterofl": Setting(["tiny-resnet-wide@0.5", "tiny-resnet-wide"], "global", 12),
+    "fedproto": Setting(["tiny-cnn"], "personal", 20),
+    "fedl2g": Setting(["tiny-cnn", "tiny-mlp"], "personal", 15, method={"space": "logit"}),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One experiment. Factor 1 is the run without an attack."""
+
+    method: str
+    rule: str
+    factor: int
+    seed: int
+
+    def config(self) -> Config:
+        setting = SETTINGS[self.method]
+        return parse(
+            {
+                "method": {"name": self.method, **setting.method},
+                "aggregation": {"name": self.rule, **RULES[self.rule]} if self.rule != CHECKED else "mean",
+                "data": {"dataset": "digits", "partition": {"scheme": "dirichlet", "alpha": 1.0}},
+                "models": {"group": list(setting.models)},
+                "clients": 10,
+                "rounds": setting.rounds,
+                "seed": self.seed,
+                "train": setting.train,
+                "engine": {"name": "serial", "device": "cpu"},
+            }
+        )
+
+    def result(self) -> float | str:
+        """Return the accuracy of the honest clients in percent, or why there is none."""
+        try:
+            federation = build_federation(self.config())
+            roster = federation.profiles()
+            federation.check_needs(roster)
+        except PolyfedError:
+            return REFUSED
+        attack = ScalingEngine(frozenset(ATTACKERS if self.factor != 1 else ()), self.factor)
+        rounds = SETTINGS[self.method].rounds
+        max_ratio = MAX_RATIO if self.rule == CHECKED else None
+        try:
+            outcome = run_on_serial(
+                federation,
+                federation.server(roster),
+                wrap=attack,
+                evaluate=True,
+                evaluate_every=rounds,
+                max_ratio=max_ratio,
+            )
+        except PolyfedError:
+            return ENDED
+        accuracies = outcome.accuracy[SETTINGS[self.method].measure]
+        counts = [count for client, count in accuracies.items() if client not in ATTACKERS]
+        return 100 * sum(correct for correct, _ in counts) / sum(samples for _, samples in counts)
+
+
+def runs_of(method: str, seeds: Sequence[int]) -> Iterator[Run]:
+    """Yield all runs of one method."""
+    for seed in seeds:
+        yield Run(method, "mean", 1, seed)
+        for factor in FACTORS:
+            for rule in (*RULES, CHECKED):
+                yield Run(method, rule, factor, seed)
+
+
+def load(path: Path) -> dict[Run, float | str]:
+    """Return the results in a file."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {Run(**row["run"]): row["result"] for row in map(json.loads, lines)}
+
+
+def format_results(results: Sequence[float | str], honest: Sequence[float]) -> str:
+    """Format the results of all seeds: mean and the mean difference from the runs without an attack."""
+    numbers = [result for result in results if not isinstance(result, str)]
+    if not results:
+        return "not run"
+    if len(numbers) < len(results):
+        return str(next(result for result in results if isinstance(result, str)))
+    mean = statistics.mean(numbers)
+    return f"{mean:.1f} % ({mean - statistics.mean(honest):+.1f})"
+
+
+def print_tables(methods: Sequence[str], seeds: Sequence[int], results: dict[Run, float | str]) -> None:
+    columns = (*RULES, CHECKED)
+    print(f"| method | factor | no attack | {' | '.join(columns)} |\n|---|---|---|{'---|' * len(columns)}")
+    for method in methods:
+        honest = [results[run] for seed in seeds if (run := Run(method, "mean", 1, seed)) in results]
+        numbers = [value for value in honest if not isinstance(value, str)]
+        for factor, label in FACTORS.items():
+            cells = [method, label, f"{statistics.mean(numbers):.1f} %" if numbers else "not run"]
+            for rule in columns:
+                found = [results[run] for seed in seeds if (run := Run(method, rule, factor, seed)) in results]
+                cells.append(format_results(found, numbers))
+            print(f"| {' | '.join(cells)} |")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("methods", nargs="*", default=list(METHODS), help="all if left out")
-    parser.add_argument("--rounds", type=int, help="instead of the number that METHODS has")
+    parser.add_argument("methods", nargs="*", default=list(SETTINGS), help="all if left out")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--out", type=Path, default=Path("runs/robust/results.jsonl"), help="file of results")
+    parser.add_argument("--table", action="store_true", help="print the tables without running anything")
     arguments = parser.parse_args()
-    print(f"| method | factor | honest mean | {' | '.join(RULES)} |\n|---|---|---|{'---|' * len(RULES)}")
-    for method in arguments.methods:
-        rounds = arguments.rounds or METHODS[method][2]
-        honest = accuracy(config_of(method, "mean", rounds), 1)
-        for label, factor in ATTACKS.items():
-            cells = [method, label, format_accuracy(honest)]
-            for rule in RULES:
-                try:
-                    cells.append(format_accuracy(accuracy(config_of(method, rule, rounds), factor)))
-                except PolyfedError:
-                    cells.append("refused")
-            print(f"| {' | '.join(cells)} |", flush=True)
-
-
-def format_accuracy(value: float | None) -> str:
-    return "run ended" if value is None else f"{value:.1f} %"
+    results = load(arguments.out)
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    for run in [] if arguments.table else [run for m in arguments.methods for run in runs_of(m, arguments.seeds)]:
+        if run in results:
+            continue
+        results[run] = run.result()
+        with arguments.out.open("a") as file:
+            file.write(json.dumps({"run": vars(run), "result": results[run]}) + "\n")
+        print(run, results[run], flush=True)
+    print_tables(arguments.methods, arguments.seeds, results)
 
 
 if __name__ == "__main__":

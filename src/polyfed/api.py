@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from polyfed import profiling
 from polyfed.config import Config, code_digest, parse
-from polyfed.config.trust import ADOPT, REMEDY, require_trust
+from polyfed.config.trust import check_source_trusted, require_trust
 from polyfed.errors import InputError
 from polyfed.federation.resumed_objects import check_data_exists, check_same_models, same_data
 from polyfed.federation.run_arguments import method_section, raw_config
@@ -38,6 +38,7 @@ def run(
     observers: Sequence[Observer] = (),
     progress: bool | None = None,
     profile: bool = False,
+    trust: bool = False,
     **settings: Any,
 ) -> Result:
     """Run an experiment and return its result.
@@ -59,6 +60,7 @@ def run(
         progress: Show a progress bar. None: in a terminal or a notebook.
         profile: Print where the time of the run went, and write `profile.json`, a trace for ui.perfetto.dev, to the
             run folder.
+        trust: Import the code that a config of another user names.
         settings: Top-level keys of the config, such as `rounds=5` or `train={"lr": 0.1}`.
 
     Examples:
@@ -75,8 +77,10 @@ def run(
         check_no_nested_run()
     with profiling.profiled(profile, print):
         raw, dataset = raw_config(config, data=data, models=models, method=method, settings=settings)
+        parsed = parse(raw)
+        check_source_trusted(parsed, config, trust=trust)
         result = run_with_progress(
-            with_user_code(parse(raw)),
+            with_user_code(parsed),
             out=Path(out) if out else None,
             force=force,
             data=dataset,
@@ -190,7 +194,7 @@ def open_existing_run(path: Path, *, trust: bool = False, imports: bool = False)
     folder = RunFolder(path)
     config, result = read_config(folder), folder.result()
     if trust or imports or result is None:
-        require_trust(config, path, trust=trust, remedy=ADOPT if imports else REMEDY)
+        require_trust(config, path, trust=trust)
     if result is not None:
         return OpenedRun(config, folder, True, result, {})
     code = code_digest.code_digests(config)

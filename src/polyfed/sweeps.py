@@ -14,6 +14,7 @@ from polyfed.comparison import Comparison, compare
 from polyfed.config import Config
 from polyfed.config.loading import value_text
 from polyfed.config.sweep import plan_sweep
+from polyfed.config.trust import check_source_trusted
 from polyfed.errors import InputError
 from polyfed.federation.run_arguments import raw_config
 from polyfed.federation.session_code import with_user_code
@@ -48,6 +49,7 @@ def sweep(
     models: Any = None,
     method: Any = None,
     progress: bool | None = None,
+    trust: bool = False,
     **settings: Any,
 ) -> Sweep:
     """Run every combination of settings and seeds, and return the results.
@@ -61,6 +63,7 @@ def sweep(
         out: Folder of the run folders.
         data, models, method, settings: As for `polyfed.run`, the same for all runs.
         progress: Show progress bars. None: in a terminal or a notebook.
+        trust: Import the code that a config of another user names.
 
     Examples:
         >>> small = {"clients": 2, "rounds": 1, "data": {"limit": 100}, "engine": {"name": "serial"}}
@@ -75,6 +78,8 @@ def sweep(
             raise InputError(f"the values of '{key}' are {values!r}; expected a list of values")
     texts = [f"{key}={','.join(value_text(value) for value in values)}" for key, values in axes.items()]
     runs = plan_sweep(raw, texts, list(dict.fromkeys(seeds)), Path(out))
+    for run in runs:
+        check_source_trusted(run.config, config, trust=trust)
     results = [
         api.run_with_progress(with_user_code(run.config), out=run.folder, data=dataset, progress=progress)
         for run in runs

@@ -53,9 +53,9 @@ class Separation:
         return {"auc": self.auc, "advantage": self.advantage}
 
 
-def infer_membership(path: Path, client: str | None = None) -> dict[str, Any]:
+def infer_membership(path: Path, client: str | None = None, *, trust: bool = False) -> dict[str, Any]:
     """Attack a client of a finished run; by default, the first client whose uploads were recorded."""
-    folder, federation = targets.load_run(path)
+    folder, federation = targets.load_run(path, trust=trust)
     name = targets.choose_client(federation, client, path)
     victim = federation.make_client(name)
     victim.seed = federation.seed

@@ -48,9 +48,11 @@ class AttackResult:
     reconstructions: tuple[Reconstruction, ...]
 
 
-def attack(path: Path, client: str | None = None, field: str | None = None, steps: int = STEPS) -> AttackResult:
+def attack(
+    path: Path, client: str | None = None, field: str | None = None, steps: int = STEPS, *, trust: bool = False
+) -> AttackResult:
     """Attack a client of a finished run; by default, the first client whose uploads were recorded."""
-    folder, federation = targets.load_run(path)
+    folder, federation = targets.load_run(path, trust=trust)
     name = targets.choose_client(federation, client, path)
     if federation.global_test is None:
         raise InputError(

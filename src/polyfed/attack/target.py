@@ -162,12 +162,12 @@ def auxiliary_data(
     return torch.stack([row for row, _ in means]), torch.stack([image for _, image in means])
 
 
-def load_run(path: Path) -> tuple[RunFolder, SimulatedFederation]:
-    """Return a run folder and the federation built from its config."""
+def load_run(path: Path, *, trust: bool = False) -> tuple[RunFolder, SimulatedFederation]:
+    """Return a run folder and the federation built from its config. `trust` allows code of another user's folder."""
     from polyfed import api
     from polyfed.federation import simulation
 
-    opened = api.open_existing_run(path, imports=True)
+    opened = api.open_existing_run(path, trust=trust, imports=True)
     return opened.folder, simulation.build_federation(opened.config)
 
 

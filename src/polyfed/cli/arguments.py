@@ -32,7 +32,12 @@ BASELINE = Annotated[
 ]
 JSON = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 QUIET = Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")]
-TRUST = Annotated[bool, typer.Option("--trust", help="Import the code that a run folder of another user names.")]
+TRUST = Annotated[
+    bool,
+    typer.Option(
+        "--trust", help="Import the code that a run folder, config or exported model of another user names."
+    ),
+]
 FORCE = Annotated[
     bool,
     typer.Option("--force", help="Run again. An existing run folder is kept as NAME.old-1, NAME.old-2 and so on."),

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from polyfed.cli.arguments import JSON
+from polyfed.cli.arguments import JSON, TRUST
 from polyfed.cli.output import print_json, print_table, print_text
 
 
@@ -32,6 +32,7 @@ def attack(
         bool,
         typer.Option("--membership", help="Tell training samples from held-out ones instead."),
     ] = False,
+    trust: TRUST = False,
     json: JSON = False,
 ) -> None:
     """Run a reconstruction attack on a client's uploads, or a membership-inference attack, and report how much it
@@ -44,7 +45,7 @@ def attack(
 
     RunFolder(folder).config()  # raises an error if it is not a run folder
     if membership:
-        _infer_membership(folder, client, json)
+        _infer_membership(folder, client, json, trust)
         return
     check_file_writable(out or folder / "attack.png")
     from polyfed.attack.reconstruction import attack as run_attack
@@ -52,7 +53,7 @@ def attack(
     from polyfed.core.rounds import one_torch_thread
 
     with one_torch_thread():
-        result = run_attack(folder, client, field, steps)
+        result = run_attack(folder, client, field, steps, trust=trust)
     report = result.report
     picture = out or folder / f"attack-{report['client']}-{report['field']}.png"
     draw(result, picture)
@@ -81,12 +82,12 @@ def attack(
     print_text(f"Picture: {picture}")
 
 
-def _infer_membership(folder: Path, client: str | None, json: bool) -> None:
+def _infer_membership(folder: Path, client: str | None, json: bool, trust: bool) -> None:
     from polyfed.attack.membership import infer_membership
     from polyfed.core.rounds import one_torch_thread
 
     with one_torch_thread():
-        report = infer_membership(folder, client)
+        report = infer_membership(folder, client, trust=trust)
     if json:
         print_json(report)
         return

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from polyfed.cli.arguments import TRUST
 from polyfed.cli.output import format_percent, print_message, print_text
 from polyfed.errors import InputError
 
@@ -24,6 +25,7 @@ def export(
     onnx: Annotated[
         bool, typer.Option("--onnx", help="Also write model.onnx where the model allows it. Needs the extra onnx.")
     ] = False,
+    trust: TRUST = False,
 ) -> None:
     """Export the trained models of a run: safetensors weights and a JSON description for each client.
 
@@ -34,7 +36,7 @@ def export(
     from polyfed.trained.export import export_models
 
     count = 0
-    for model in export_models(run, out, client=client, onnx=onnx):
+    for model in export_models(run, out, client=client, onnx=onnx, trust=trust):
         count += 1
         print_text(f"{model.folder}: client {model.client}, {model.architecture}")
         if model.onnx_error is not None:
@@ -58,6 +60,7 @@ def predict(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="CSV file to write.", show_default="stdout")
     ] = None,
+    trust: TRUST = False,
 ) -> None:
     """Predict the classes of samples with a trained model, and write them as csv.
 
@@ -68,7 +71,7 @@ def predict(
     from polyfed.trained.load import load_client
     from polyfed.trained.predictions import predict_folder
 
-    predictions = predict_folder(load_client(model, client), data)
+    predictions = predict_folder(load_client(model, client, trust=trust), data)
     text = io.StringIO()
     predictions.write(text)
     if out is None:

@@ -49,8 +49,7 @@ def run(
 
     with profiled(profile, _print_lines if json else print_text):
         parsed = load_config(config, overrides or [])
-        if not trust:
-            check_source_trusted(parsed, config)
+        check_source_trusted(parsed, config, trust=trust)
         with _workers_in_advance(parsed):
             check_names(parsed)
             _run_and_print(api.open_run(parsed, out, force=force), json, quiet)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polyfed.cli.arguments import CONFIG, JSON, OVERRIDES, QUIET
+from polyfed.cli.arguments import CONFIG, JSON, OVERRIDES, QUIET, TRUST
 from polyfed.cli.keys import HOME
 from polyfed.cli.output import print_message, print_text
 from polyfed.cli.run import print_outcome, record_crash
@@ -36,6 +36,7 @@ def serve(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Run without TLS and keys. For tests on one machine only.")
     ] = False,
+    trust: TRUST = False,
     json: JSON = False,
     quiet: QUIET = False,
 ) -> None:
@@ -46,6 +47,7 @@ def serve(
     Example: polyfed serve federation.yaml
     """
     from polyfed.config import load_config
+    from polyfed.config.trust import check_source_trusted
     from polyfed.deploy.processes import require_flower
 
     require_flower()
@@ -55,6 +57,7 @@ def serve(
     from polyfed.runs.folder import RunFolder
 
     chosen = load_config(config, overrides or [])
+    check_source_trusted(chosen, config, trust=trust)
     if not insecure:
         chosen = with_sites(chosen, list(SiteRegistry(home).sites()), RunFolder(api.run_path(chosen, out)), home)
     chosen = chosen.model_copy(update={"engine": chosen.engine.model_copy(update={"name": "flower"})})
@@ -118,15 +121,19 @@ def export_app(
     config: CONFIG,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="New or empty folder for the app.")],
     overrides: OVERRIDES = None,
+    trust: TRUST = False,
 ) -> None:
     """Export an experiment as an ordinary Flower app, for users who run Flower themselves.
 
     Example: polyfed export-app quickstart app/, then flwr run app/
     """
     from polyfed.config import load_config
+    from polyfed.config.trust import check_source_trusted
     from polyfed.deploy.export import write_app
 
-    for line in write_app(load_config(config, overrides or []), folder):
+    chosen = load_config(config, overrides or [])
+    check_source_trusted(chosen, config, trust=trust)
+    for line in write_app(chosen, folder):
         print_text(line)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyfed.cli.arguments import CONFIG, QUIET
+from polyfed.cli.arguments import CONFIG, QUIET, TRUST
 from polyfed.cli.output import print_message, print_text
 from polyfed.errors import InputError, PolyfedError
 from polyfed.machine import available_cores
@@ -48,6 +48,7 @@ def sweep(
         typer.Option("--skip-invalid", help="Leave out settings that cannot run. Otherwise they stop the sweep."),
     ] = False,
     table: Annotated[bool, typer.Option("--table/--no-table", help="Print the comparison of all runs.")] = True,
+    trust: TRUST = False,
     quiet: QUIET = False,
 ) -> None:
     """Run a grid of settings and seeds, and compare the results.
@@ -59,6 +60,7 @@ def sweep(
     """
     from polyfed.config.loading import read_source, short_name
     from polyfed.config.sweep import parse_seeds, plan_sweep
+    from polyfed.config.trust import check_source_trusted
 
     if jobs is not None and jobs < 1:
         raise InputError(f"--jobs is {jobs}; expected 1 or more")
@@ -66,6 +68,8 @@ def sweep(
     chosen_seeds = parse_seeds(seeds) if seeds is not None else [raw.get("seed", 0)]
     folder = out or Path("runs") / f"{short_name(config)}-sweep"
     runs = plan_sweep(raw, axes or [], chosen_seeds, folder)
+    for run in runs:
+        check_source_trusted(run.config, config, trust=trust)
     unfinished = unfinished_runs(runs, force)
     if len(unfinished) < len(runs):
         print_message(f"{len(runs) - len(unfinished)} of {len(runs)} runs have finished already")

@@ -24,13 +24,13 @@ class Exported:
 
 
 def export_models(
-    run: Path, folder: Path, *, client: int | str | None = None, onnx: bool = False
+    run: Path, folder: Path, *, client: int | str | None = None, onnx: bool = False, trust: bool = False
 ) -> Iterator[Exported]:
     """Write the models of all clients of a run, or of one, and yield each after it is written.
 
-    Raise `InputError` if the folder is not empty.
+    Raise `InputError` if the folder is not empty. `trust` allows code of a run folder that was made elsewhere.
     """
-    models = RunModels(run)
+    models = RunModels(run, trust=trust)
     names = list(models.numbers) if client is None else [client_name(client, models.numbers, str(run))]
     if onnx:
         onnx_file.check_installed()

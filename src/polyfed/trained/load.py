@@ -12,12 +12,13 @@ from polyfed.trained.model_folder import SITE_MODEL, described_client, is_model_
 from polyfed.trained.run_models import RunModels, client_name
 
 
-def load_client(path: str | Path, client: int | str | None = None) -> TrainedClient:
+def load_client(path: str | Path, client: int | str | None = None, *, trust: bool = False) -> TrainedClient:
     """Load the trained model of a client.
 
     `path` is a run folder (also that of a site), a folder that `polyfed export` wrote, or the folder of one exported
     model. `client` is the client's number or name; a folder of one model needs none. A run folder needs the run's
-    dataset; an exported folder needs nothing else.
+    dataset; an exported folder needs nothing else. `trust` imports the code that a run folder or an exported model of
+    another user names.
 
     The object has `predict(x)`, `predict_proba(x)`, `model` (a `torch.nn.Module`), `classes` and `architecture`.
 
@@ -32,16 +33,16 @@ def load_client(path: str | Path, client: int | str | None = None) -> TrainedCli
     if is_model_folder(folder / SITE_MODEL):  # a site's run folder
         folder = folder / SITE_MODEL
     if is_model_folder(folder):
-        trained = read_model(folder)
+        trained = read_model(folder, trust=trust)
         if client is not None and str(client) != trained.name:
             raise InputError(f"{folder} holds the model of client {trained.name}, not of {client}")
         return trained
     numbers = exported_clients(folder)
     if numbers:
-        return read_model(folder / quote(_chosen(client, numbers, folder), safe=""))
+        return read_model(folder / quote(_chosen(client, numbers, folder), safe=""), trust=trust)
     if not (folder / "config.yaml").is_file():
         raise InputError(f"{folder} is neither a run folder nor a folder that polyfed export wrote")
-    run = RunModels(folder)
+    run = RunModels(folder, trust=trust)
     return run.load(_chosen(client, run.numbers, folder))
 
 

@@ -1,7 +1,8 @@
 """The exported form of a trained model: a folder with standard safetensors files and a JSON description.
 
 `model.safetensors` has the weights, `predictor.safetensors` what else the method's predictions need, such as class
-prototypes, and `model.json` the rest. Nothing is pickled, and loading runs no code from the folder.
+prototypes, and `model.json` the rest. Nothing is pickled, and loading runs no code that the folder holds or names
+unless the caller trusts it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from polyfed import catalogue
+from polyfed.config.trust import REMEDY
 from polyfed.core.class_tables import ClassTable
 from polyfed.core.client import Client, weights_of
 from polyfed.core.client_profile import Profile, layout
@@ -26,6 +28,7 @@ from polyfed.core.payload import Payload, State, Value
 from polyfed.data.arrays import KINDS
 from polyfed.data.catalogue import Format, read_tokenizer
 from polyfed.errors import InputError, PolyfedError
+from polyfed.federation.user_imports import import_user_modules
 from polyfed.models import ModelSpec, SplitModel, build, names
 from polyfed.models.weight_files import WEIGHTS, load_weights, read_tensors
 from polyfed.runs.atomic_files import write_atomically
@@ -62,12 +65,13 @@ def write_model(trained: TrainedClient, folder: Path) -> None:
     write_atomically(folder / DESCRIPTION, json.dumps(description, indent=1).encode())
 
 
-def read_model(folder: Path) -> TrainedClient:
-    """Load a model that `write_model` wrote."""
+def read_model(folder: Path, *, trust: bool = False) -> TrainedClient:
+    """Load a model that `write_model` wrote. With `trust`, import the code that it names."""
     file, entries = folder / DESCRIPTION, _read_description(folder)
     try:
         if entries["format"] != FORMAT_VERSION:
             raise InputError(f"{file} has format {entries['format']}; this release reads format {FORMAT_VERSION}")
+        _check_registered(folder, entries, trust)
         return _read(folder, entries)
     except PolyfedError:
         raise
@@ -147,17 +151,6 @@ def _describe(trained: TrainedClient, tensors: Mapping[str, Tensor], others: Map
 def _read(folder: Path, entries: Mapping[str, Any]) -> TrainedClient:
     spec = ModelSpec.from_json(entries["model"])
     prediction, code = entries["prediction"], entries["code"]
-    if spec.name not in names():
-        raise InputError(
-            f"the model '{spec.name}' of {folder} is not one of polyfed's; "
-            + _source_hint(folder, code, f"polyfed.models.register('{spec.name}', ...)")
-        )
-    method_name = str(prediction["method"]["name"])
-    if method_name not in catalogue.methods() and method_name not in registered_methods():
-        raise InputError(
-            f"the method '{method_name}' of {folder} is not one of polyfed's; "
-            + _source_hint(folder, code, f"@polyfed.register('{method_name}')")
-        )
     shape, classes = tuple(int(n) for n in entries["input"]["shape"]), tuple(map(str, entries["classes"]))
 
     def new_model(text: str) -> SplitModel:
@@ -208,10 +201,29 @@ def _format(folder: Path, entries: Mapping[str, Any]) -> Format:
     return found if found.tokenizer is None else dataclasses.replace(found, tokenizer=str(folder / TOKENIZER))
 
 
-def _source_hint(folder: Path, code: Mapping[str, Any], call: str) -> str:
+def _check_registered(folder: Path, entries: Mapping[str, Any], trust: bool) -> None:
+    """Raise `InputError` if the model or the method is not registered. With `trust`, import their code first."""
+    code, missing = entries["code"], _missing(entries)
     sources = [*map(str, code["imports"]), *([str(folder / USER_CODE)] if code["user_code"] else [])]
-    where = f"; its code is in {' or '.join(sources)}" if sources else ""
-    return f"register it before you load the model, with {call}{where}"
+    if missing and trust:
+        import_user_modules(sources, again=True)
+        missing = _missing(entries)
+    if missing:
+        what, call = missing
+        where = f"; its code is in {' or '.join(sources)}: {REMEDY}" if sources else ""
+        raise InputError(
+            f"{what} of {folder} is not one of polyfed's; register it before you load the model, with {call}{where}"
+        )
+
+
+def _missing(entries: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the model or method that is not registered, and the call that registers it."""
+    model, method = ModelSpec.from_json(entries["model"]).name, str(entries["prediction"]["method"]["name"])
+    if model not in names():
+        return f"the model '{model}'", f"polyfed.models.register('{model}', ...)"
+    if method not in catalogue.methods() and method not in registered_methods():
+        return f"the method '{method}'", f"@polyfed.register('{method}')"
+    return None
 
 
 # what predictions read from the client's state

@@ -21,8 +21,8 @@ from polyfed.trained.client import Origin, TrainedClient
 class RunModels:
     """The models of a finished run, in the state that its last evaluation measured."""
 
-    def __init__(self, path: Path) -> None:
-        opened = api.open_existing_run(path, imports=True)
+    def __init__(self, path: Path, *, trust: bool = False) -> None:
+        opened = api.open_existing_run(path, trust=trust, imports=True)
         self.path, self.config, self._folder = path, opened.config, opened.folder
         if opened.result is None:
             raise InputError(f"the run {path} has not finished; resume it first: polyfed resume {path}")
