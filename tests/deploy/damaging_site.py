@@ -1,4 +1,7 @@
-"""A site that joins normally, and damages its payloads in runs called `damaged`: `damaging_site.py --server ...`."""
+"""A site that joins normally: `damaging_site.py --server ...`.
+
+It damages its payloads in runs called `damaged`, and its masked replies in the first round of runs called `masked`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,9 @@ original_handle = site.Site.handle
 def handle(self: site.Site, message: SiteMessage) -> SiteMessage:
     reply = original_handle(self, message)
     frame = reply.blocks.get("frame")
-    if frame is None or not str(message.header.get("run")).startswith("damaged"):
+    run, call = str(message.header.get("run")), message.header.get("call", {})
+    masked = run.startswith("masked") and call.get("round") == 1 and call.get("steps") == ["masked_train"]
+    if frame is None or not (run.startswith("damaged") or masked):
         return reply
     return replace(reply, blocks={"frame": frame[:-1] + bytes([frame[-1] ^ 1])})
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.deploy.direct_link import METHODS
 from tests.deploy.polyfed_processes import Consortium, make_consortium, stopping
+from tests.methods.test_secure_sums import DropOuts
 
 from polyfed import api
 from polyfed.cli.app import main
@@ -19,7 +20,9 @@ from polyfed.config import parse
 from polyfed.deploy.coordinator import Coordinator
 from polyfed.deploy.processes import require_flower
 from polyfed.errors import InputError
+from polyfed.federation.simulation import build_federation
 from polyfed.runs.folder import RunFolder
+from polyfed.testing.rounds import run_on_serial
 
 QUICK: dict[str, Any] = {
     "clients": 2,
@@ -42,9 +45,9 @@ class Federation:
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    """One coordinator and two sites for all tests. In a run called `damaged`, ben sends damaged payloads."""
+    """One coordinator and two sites for all tests. Ben damages payloads in runs called `damaged` and `masked`."""
     require_flower()
-    consortium = make_consortium(tmp_path_factory.mktemp("federation"), "ana", "ben")
+    consortium = make_consortium(tmp_path_factory.mktemp("federation"), "ana", "ben", "cleo", "dora")
     with Coordinator(consortium.home, logging.getLogger("polyfed").warning) as coordinator:
         port = coordinator.gateway.port
         program = (str(Path(__file__).with_name("damaging_site.py")),)
@@ -78,6 +81,28 @@ def test_a_site_that_sends_damaged_payloads_is_left_out_and_named(federation: Fe
     )
     assert [(failure["client"], failure["kind"]) for failure in result["failures"]] == [("ben", "rejected")]
     assert "damaged" in result["failures"][0]["message"]
+
+
+def test_secure_sums_with_a_drop_out_equal_those_of_the_serial_engine(federation: Federation, tmp_path: Path) -> None:
+    """Four sites; ben's masked reply of the first round does not arrive. The others recover its pairwise masks."""
+    settings = {
+        **QUICK,
+        "name": "masked",
+        "clients": 4,
+        "names": ["ana", "ben", "cleo", "dora"],
+        "rounds": 2,
+        "method": {"name": "lg-fedavg"},
+        "aggregation": {"name": "mean", "secure": True},
+        "failures": {"min_replies": 3},
+    }
+    consortium, port = federation.consortium, federation.coordinator.gateway.port
+    with stopping(*(consortium.site(name, port, "--rehearsal") for name in ("cleo", "dora"))):
+        result = federation.run(settings, tmp_path / "run")
+    assert [(f["round"], f["client"], f["step"]) for f in result["failures"]] == [(1, "ben", "masked_train")]
+    simulated = build_federation(parse(settings))
+    dropping = DropOuts({"masked_train": ("ben",)}, rounds=(1,))
+    serial = run_on_serial(simulated, simulated.check(simulated.profiles()), wrap=dropping)
+    assert result["state_hash"] == serial.hash
 
 
 def test_counted_bytes_match_the_traffic_of_the_gateway(federation: Federation, tmp_path: Path) -> None:

@@ -30,13 +30,15 @@ SUPPORTED = [("fedavg", "model"), ("lg-fedavg", "head"), ("fedproto", "prototype
 
 @dataclass
 class DropOuts(EngineWrapper):
-    """Clients that fail in a step, by the step's name."""
+    """Clients that fail in a step, by the step's name; in some rounds only, if these are given."""
 
     failing: dict[str, tuple[str, ...]]
+    rounds: tuple[int, ...] | None = None
 
     def call(self, call: Call, shared: bytes, tasks: Sequence[Task]) -> Iterator[Answer]:
         for answer in self.inner.call(call, shared, tasks):
             failed = any(answer.client in self.failing.get(name, ()) for name in call.steps)
+            failed &= self.rounds is None or call.round in self.rounds
             yield Answer(answer.client, failure=Failure("timeout", "no answer")) if failed else answer
 
 
