@@ -1,9 +1,9 @@
 """Mutation testing: change one operator, number or check of the code at a time, and see whether a test fails.
 
-The script collects the tests, runs each of them once to find out which lines it executes and how long it takes, then
-forks a process for every mutant. The child replaces the code of one function and runs the tests that execute the
-changed line, fastest first. Nothing is imported twice, so a mutant takes about a second. Only bodies of functions are
-changed: no constants and defaults of modules and classes, no messages, no annotations.
+The script collects the tests, then forks a process for every mutant. The child replaces the code of one function and
+runs the tests in files that import the changed module, until one fails. Nothing is imported twice, so a mutant takes
+about a second. Only bodies of functions are changed: no constants and defaults of modules and classes, no messages, no
+annotations. Tests of other files may find some of the mutants that survive here.
 
     python scripts/mutants.py                           # 500 of all mutants of core and guards
     python scripts/mutants.py --sample 40 --seed 1      # other ones, fewer
@@ -23,9 +23,7 @@ import random
 import resource
 import shutil
 import signal
-import sys
 import tempfile
-import threading
 import time
 import traceback
 import types
@@ -46,7 +44,7 @@ TESTS = (
     "tests/methods/test_robust_aggregation.py",
     "tests/methods/test_secure_sums.py",
 )
-TEST_SECONDS = 6.0  # CPU time of the tests that are chosen for a mutant, as measured without it
+MARKS = "not (sites or ray or browser or kills or processes or slow)"  # tests in one process
 CPU_SECONDS = 40  # of a mutant's process; a mutant that loops is ended by it
 WALL_SECONDS = 240.0  # for a mutant that waits forever
 
@@ -86,15 +84,6 @@ class Mutant:
     kind: str
     before: str
     after: str
-
-
-@dataclass(frozen=True)
-class TestRecord:
-    """CPU time of a test, and the lines of the mutated files that it executes."""
-
-    __test__ = False
-    seconds: float
-    lines: frozenset[tuple[str, int]]
 
 
 # mutants
@@ -234,31 +223,6 @@ class Tests:
                 return False
         return True
 
-    def record(self, files: frozenset[str]) -> dict[str, TestRecord]:
-        """Run every test once. Return the records of those that pass."""
-        records = {}
-        for name, item in self.items.items():
-            lines: set[tuple[str, int]] = set()
-
-            def trace(frame: types.FrameType, event: str, argument: object, lines: Any = lines) -> Any:
-                if frame.f_code.co_filename not in files:
-                    return None
-                lines.add((frame.f_code.co_filename, frame.f_lineno))
-                return trace
-
-            start = time.process_time()
-            threading.settrace(trace)
-            sys.settrace(trace)
-            try:
-                item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
-            finally:
-                sys.settrace(None)
-                threading.settrace(None)  # type: ignore[arg-type]
-            if name not in self.failed:
-                records[name] = TestRecord(time.process_time() - start, frozenset(lines))
-        print(f"{len(records)} tests, {len(self.failed)} of them fail: {self.failed[:3]}", file=sys.stderr)
-        return records
-
 
 def in_child(work: Callable[[], int], cpu: int = CPU_SECONDS, wall: float = WALL_SECONDS) -> str:
     """Run a function in a forked process. Return 'exit N', or 'timeout'."""
@@ -294,28 +258,37 @@ def in_child(work: Callable[[], int], cpu: int = CPU_SECONDS, wall: float = WALL
     return f"exit {os.WEXITSTATUS(code)}"
 
 
-def chosen_tests(mutant: Mutant, records: dict[str, TestRecord]) -> list[str]:
-    """Return the tests that execute the changed line, fastest first, up to a total CPU time."""
-    place = (str(ROOT / mutant.file), mutant.line)
-    covering = sorted((record.seconds, name) for name, record in records.items() if place in record.lines)
-    chosen: list[str] = []
-    total = 0.0
-    for seconds, name in covering:
-        total += seconds
-        if chosen and total > TEST_SECONDS:
-            break
-        chosen.append(name)
-    return chosen
+def imported_modules(source: str) -> set[str]:
+    """Return the modules of polyfed that a file imports by name."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return {name for name in found if name.startswith("polyfed.")}
+
+
+def tests_by_module(items: dict[str, pytest.Item]) -> dict[str, list[str]]:
+    """Return the tests of every module: those in files that import it."""
+    tests: dict[str, list[str]] = {}
+    imports: dict[Path, set[str]] = {}
+    for name, item in items.items():
+        if item.path not in imports:
+            imports[item.path] = imported_modules(item.path.read_text())
+        for module in imports[item.path]:
+            tests.setdefault(module, []).append(name)
+    return tests
 
 
 def test_mutants(tests: Tests, mutants: Sequence[Mutant], out: Path) -> None:
     """Test every mutant and append its result to a file."""
-    files = frozenset(str(ROOT / file) for file in {mutant.file for mutant in mutants})
-    records = _recorded(tests, files)
+    by_module = tests_by_module(tests.items)
     results: collections.Counter[str] = collections.Counter()
     with out.open("a") as file:
         for mutant in mutants:
-            names = chosen_tests(mutant, records)
+            module = mutant.file.removeprefix("src/").removesuffix(".py").replace("/", ".")
+            names = by_module.get(module, [])
 
             def attempt(mutant: Mutant = mutant, names: Sequence[str] = names) -> int:
                 if not apply(mutant):
@@ -336,21 +309,6 @@ def test_mutants(tests: Tests, mutants: Sequence[Mutant], out: Path) -> None:
     print(dict(results), flush=True)
 
 
-def _recorded(tests: Tests, files: frozenset[str]) -> dict[str, TestRecord]:
-    """Return the records of all tests, measured in a process of their own."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "records.json"
-
-        def work() -> int:
-            found = tests.record(files)
-            path.write_text(json.dumps({n: [r.seconds, sorted(r.lines)] for n, r in found.items()}))
-            return 0
-
-        in_child(work, cpu=3600, wall=7200.0)
-        records = json.loads(path.read_text())
-    return {name: TestRecord(s, frozenset((f, n) for f, n in lines)) for name, (s, lines) in records.items()}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", nargs="*", default=list(SOURCES), help="files or folders to change")
@@ -366,7 +324,7 @@ def main() -> None:
     if 0 < arguments.sample < len(everything):
         chosen = random.Random(arguments.seed).sample(everything, arguments.sample)
     print(f"{len(chosen)} of {len(everything)} mutants in {len(files)} files", flush=True)
-    options = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:randomly", "--no-header", *arguments.tests]
+    options = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:randomly", "-m", MARKS, *arguments.tests]
     pytest.main(options, plugins=[Tests(lambda tests: test_mutants(tests, chosen, arguments.out))])
 
 
