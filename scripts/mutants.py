@@ -41,8 +41,6 @@ SOURCES = ("src/polyfed/core", "src/polyfed/guards")
 TESTS = (
     "tests/core",
     "tests/guards",
-    "tests/methods/test_robust_aggregation.py",
-    "tests/methods/test_secure_sums.py",
 )
 MARKS = "not (sites or ray or browser or kills or processes or slow)"  # tests in one process
 CPU_SECONDS = 40  # of a mutant's process; a mutant that loops is ended by it

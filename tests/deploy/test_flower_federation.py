@@ -98,7 +98,7 @@ def test_secure_sums_with_a_drop_out_equal_those_of_the_serial_engine(federation
     consortium, port = federation.consortium, federation.coordinator.gateway.port
     with stopping(*(consortium.site(name, port, "--rehearsal") for name in ("cleo", "dora"))):
         result = federation.run(settings, tmp_path / "run")
-    assert [(f["round"], f["client"], f["step"]) for f in result["failures"]] == [(1, "ben", "masked_train")]
+    assert [(f["round"], f["client"], f["steps"]) for f in result["failures"]] == [(1, "ben", ["masked_train"])]
     simulated = build_federation(parse(settings))
     dropping = DropOuts({"masked_train": ("ben",)}, rounds=(1,))
     serial = run_on_serial(simulated, simulated.check(simulated.profiles()), wrap=dropping)

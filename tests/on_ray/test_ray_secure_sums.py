@@ -38,4 +38,4 @@ def test_secure_sums_with_a_drop_out_equal_those_of_the_serial_engine(tmp_path: 
     serial = run(tmp_path / "serial", {"name": "serial"}, **setting)
     for what in ("state_hash", "accuracy", "loss", "failures"):
         assert ray[what] == serial[what]
-    assert [(f["round"], f["client"], f["step"]) for f in ray["failures"]] == [(1, "2", "masked_train")]
+    assert [(f["round"], f["client"], f["steps"]) for f in ray["failures"]] == [(1, "2", ["masked_train"])]
