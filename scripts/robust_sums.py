@@ -55,7 +55,7 @@ class Setting:
 
 SETTINGS = {
     "fedavg": Setting(["tiny-cnn"], "global", 15),
-    "heterofl": Setting(["tiny-resnet-wide@0.5", "tiny-resnet-wide"], "global", 12),
+    "heterofl": Setting(["tiny-cnn@0.5", "tiny-cnn"], "global", 20, method={"whole_accuracy": False}),
     "fedproto": Setting(["tiny-cnn"], "personal", 20),
     "fedl2g": Setting(["tiny-cnn", "tiny-mlp"], "personal", 15, method={"space": "logit"}),
 }

@@ -172,9 +172,22 @@ def test_positions_are_combined_over_their_owners(rule: str, monkeypatch: pytest
     assert kept[4] == 7.0
 
 
-@pytest.mark.parametrize("rule", ["krum", "geometric-median"])
-def test_replies_of_different_positions_cannot_be_compared(rule: str) -> None:
-    mean = RobustOwnerMean({"w": torch.zeros(3)}, Aggregation(rule))
+def test_krum_compares_the_positions_that_two_clients_share() -> None:
+    like = {"w": torch.zeros(5)}
+    mean = RobustOwnerMean(like, Aggregation("krum", share=0.2, keep=8))
+    for size, value in ((2, 1.0), (2, 1.2), (2, -10.0), (4, 1.1), (4, 1.3)):
+        mean.add({"w": torch.full((size,), value)}, {"w": (torch.arange(size),)}, minus=like)
+    # 1 of 5 may lie, so 2 neighbours count: the third client is 11 away from all, and the other four are averaged
+    change = mean.mean_difference()["w"].tolist()
+    assert change == pytest.approx([1.15, 1.15, 1.2, 1.2, 0.0])
+    apart = RobustOwnerMean(like, Aggregation("krum"))
+    for place, value in ((0, 1.0), (0, 1.2), (0, 1.3), (3, 9.0)):  # the last one shares nothing with the others
+        apart.add({"w": torch.full((1,), value)}, {"w": (torch.tensor([place]),)}, minus=like)
+    assert apart.mean_difference()["w"].tolist() == pytest.approx([1.2, 0.0, 0.0, 0.0, 0.0])
+
+
+def test_geometric_medians_need_replies_of_the_same_positions() -> None:
+    mean = RobustOwnerMean({"w": torch.zeros(3)}, Aggregation("geometric-median"))
     for size in (3, 3, 2):
         mean.add({"w": torch.ones(size)}, {"w": (torch.arange(size),)})
     with pytest.raises(RunError, match="compares whole replies, but tensor 'w' is not in all of them"):

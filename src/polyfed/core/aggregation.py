@@ -87,11 +87,11 @@ def reply_weights(rule: Aggregation, products: Tensor) -> Tensor:
     squares = products.diagonal()
     if rule.name == "krum":
         distances = squares[:, None] + squares[None] - 2 * products
-        return _krum(rule, distances.clamp(min=0))
+        return krum_weights(rule, distances.clamp(min=0))
     return _geometric_median(products)
 
 
-def _krum(rule: Aggregation, distances: Tensor) -> Tensor:
+def krum_weights(rule: Aggregation, distances: Tensor) -> Tensor:
     """Return equal weights for the `keep` replies that are closest to their nearest neighbours (Blanchard et al.)."""
     clients = len(distances)
     liars = rule.outvoted(clients)

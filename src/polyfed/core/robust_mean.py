@@ -17,6 +17,7 @@ from polyfed.core.aggregation import (
     Aggregation,
     clip_factors,
     combine_positions,
+    krum_weights,
     lower_median,
     reply_weights,
     weighted_rows,
@@ -112,7 +113,10 @@ class RobustOwnerMean(OwnerMean):
         """Return the function that combines blocks (clients, positions) of the given tensors."""
         rule = self._rule
         if rule.compares_replies and len(self._parts) >= LEAST_HOLDERS:
-            weights = reply_weights(rule, self._inner_products(names, centre))
+            if rule.name == "krum" and self._holds_parts(names):
+                weights = krum_weights(rule, self._shared_distances(names, centre))
+            else:
+                weights = reply_weights(rule, self._inner_products(names, centre))
             return lambda name, values: weighted_rows(values, weights, torch.ones_like(weights))
         weighted = rule.name == "norm-clipped"
         factors: dict[bool, Tensor] = {}  # by whether a tensor is a BatchNorm statistic
@@ -146,6 +150,30 @@ class RobustOwnerMean(OwnerMean):
             factors[statistic] = clip_factors(squares.sqrt(), sizes, largest)
         return factors
 
+    def _holds_parts(self, names: list[str]) -> bool:
+        """Return whether a client lacks some positions of the given tensors."""
+        return any(
+            name not in part.weights or any(positions is not None for positions in part.cut[name])
+            for part in self._parts
+            for name in names
+        )
+
+    def _shared_distances(self, names: list[str], centre: Mapping[str, Tensor] | None) -> Tensor:
+        """Return the mean squared distances of all pairs of changes, over the positions that both clients hold.
+
+        Clients that share no position are infinitely far from each other.
+        """
+        clients = len(self._parts)
+        totals = torch.zeros(clients, clients, dtype=torch.float64, device=self._like[names[0]].device)
+        shared = torch.zeros_like(totals)
+        for name in names:
+            for block in self._blocks(name, centre):
+                held, values = (~block.isnan()).double(), block.nan_to_num(nan=0.0)
+                squares = values.square() @ held.T
+                totals += squares + squares.T - 2 * values @ values.T
+                shared += held @ held.T
+        return torch.where(shared > 0, totals.clamp(min=0) / shared, torch.inf)
+
     def _inner_products(self, names: list[str], centre: Mapping[str, Tensor] | None) -> Tensor:
         """Return the inner products of the changes of all pairs of clients."""
         clients = len(self._parts)
@@ -155,7 +183,7 @@ class RobustOwnerMean(OwnerMean):
                 if bool(values.isnan().any()):
                     raise RunError(
                         f"aggregation {self._rule.name} compares whole replies, but tensor '{name}' is not in all of "
-                        "them; use median, trimmed-mean or norm-clipped"
+                        "them; use krum, median, trimmed-mean or norm-clipped"
                     )
                 products += values @ values.T
         return products

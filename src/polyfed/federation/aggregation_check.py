@@ -32,10 +32,16 @@ def check_aggregation(config: Config, method: Method, working_methods: Callable[
             f"aggregation is {rule.name}, but {title} takes no mean over clients that it could replace; {advice}set "
             "aggregation: mean"
         )
-    if rule.compares_replies and (method.needs.sub_models or config.splitting != "none"):
+    parts = method.needs.sub_models or config.splitting != "none"
+    if rule.name == "geometric-median" and parts:
         raise InputError(
             f"aggregation {rule.name} compares whole replies, but the clients of {title} train different parts of "
-            "one model; use median, trimmed-mean or norm-clipped"
+            "one model; use krum, median, trimmed-mean or norm-clipped"
+        )
+    if rule.name == "krum" and config.splitting == "architecture":
+        raise InputError(
+            "aggregation krum compares replies, but with splitting: architecture clients of different architectures "
+            "have nothing in common; use median, trimmed-mean or norm-clipped"
         )
     clients = config.per_round
     least = rule.outvoted(clients) + LEAST_HOLDERS if rule.name == "krum" else LEAST_HOLDERS
