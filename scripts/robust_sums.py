@@ -128,28 +128,32 @@ def load(path: Path) -> dict[Run, float | str]:
     return {Run(**row["run"]): row["result"] for row in map(json.loads, lines)}
 
 
-def format_results(results: Sequence[float | str], honest: Sequence[float]) -> str:
-    """Format the results of all seeds: mean and the mean difference from the runs without an attack."""
-    numbers = [result for result in results if not isinstance(result, str)]
+def format_results(results: dict[int, float | str], honest: dict[int, float], seeds: Sequence[int]) -> str:
+    """Format results by seed: the mean, and the mean difference from the runs of these seeds without an attack."""
+    numbers = {seed: result for seed, result in results.items() if not isinstance(result, str) and seed in honest}
     if not results:
         return "not run"
-    if len(numbers) < len(results):
-        return str(next(result for result in results if isinstance(result, str)))
-    mean = statistics.mean(numbers)
-    return f"{mean:.1f} % ({mean - statistics.mean(honest):+.1f})"
+    if not numbers:
+        return str(next(iter(results.values())))
+    mean = statistics.mean(numbers.values())
+    difference = mean - statistics.mean(honest[seed] for seed in numbers)
+    fewer = "" if len(numbers) == len(seeds) else f", {len(numbers)} of {len(seeds)} seeds"
+    return f"{mean:.1f} % ({difference:+.1f}{fewer})"
 
 
 def print_tables(methods: Sequence[str], seeds: Sequence[int], results: dict[Run, float | str]) -> None:
     columns = (*RULES, CHECKED)
     print(f"| method | factor | no attack | {' | '.join(columns)} |\n|---|---|---|{'---|' * len(columns)}")
     for method in methods:
-        honest = [results[run] for seed in seeds if (run := Run(method, "mean", 1, seed)) in results]
-        numbers = [value for value in honest if not isinstance(value, str)]
+        found = {seed: results.get(Run(method, "mean", 1, seed)) for seed in seeds}
+        honest = {seed: value for seed, value in found.items() if isinstance(value, float)}
         for factor, label in FACTORS.items():
-            cells = [method, label, f"{statistics.mean(numbers):.1f} %" if numbers else "not run"]
+            cells = [method, label, f"{statistics.mean(honest.values()):.1f} %" if honest else "not run"]
             for rule in columns:
-                found = [results[run] for seed in seeds if (run := Run(method, rule, factor, seed)) in results]
-                cells.append(format_results(found, numbers))
+                by_seed = {
+                    seed: results[run] for seed in seeds if (run := Run(method, rule, factor, seed)) in results
+                }
+                cells.append(format_results(by_seed, honest, seeds))
             print(f"| {' | '.join(cells)} |")
 
 

@@ -54,7 +54,7 @@ ROOMS: dict[str, Room] = {
     ),
     "trained": _room(
         "trained models: load them, predict with them, export them",
-        "api catalogue core data federation models runs training",
+        "api catalogue config core data federation models runs training",
     ),
     "advice": _room(
         "which methods fit clients and wishes, and the config to start from",

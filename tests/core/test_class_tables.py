@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyfed.core.class_tables import ClassMeans, ClassTable, mean_over_clients
+from polyfed.core.class_tables import ClassMeans, ClassTable, among_classes_of, mean_over_clients
 from polyfed.errors import PayloadError
 
 
@@ -108,3 +108,16 @@ def test_class_means_equal_numpy_for_any_split_into_batches(
 def test_class_means_without_samples() -> None:
     empty = ClassMeans(5).table(3)
     assert (len(empty), empty.width) == (0, 3)
+
+
+def test_scores_of_absent_classes_are_left_out_unless_no_other_class_has_one() -> None:
+    labels, none = torch.tensor([0, 2, 2]), -torch.inf
+    scores = torch.tensor([[1.0, 5.0, 2.0, 3.0], [none, 5.0, none, 3.0]])
+    assert among_classes_of(labels, scores).tolist() == [[1.0, none, 2.0, none], [none, 5.0, none, 3.0]]
+
+
+def test_rows_of_some_classes_keep_their_counts() -> None:
+    table = ClassTable(torch.tensor([0, 1, 3]), torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([5, 6, 7]))
+    part = table.only([3, 1, 2])
+    assert part.classes.tolist() == [1, 3] and part.values.tolist() == [[2.0], [3.0]]
+    assert part.counted().tolist() == [6, 7] and table.without_counts().only([0]).counts is None

@@ -15,7 +15,7 @@ from polyfed.core.client_profile import Profile
 from polyfed.core.codec import decode, encode
 from polyfed.core.message_header import read_header
 from polyfed.core.payload import Payload
-from polyfed.core.schema import Field, check_header, check_values
+from polyfed.core.schema import Field, FromMethod, check_header, check_values
 from polyfed.errors import PayloadError
 
 HEAD = (("weight", (4, 3), "float32"), ("bias", (4,), "float32"))
@@ -31,6 +31,17 @@ def refuse(schema: Mapping[str, Field], **fields: Any) -> str | None:
     except PayloadError as error:
         return str(error)
     return None
+
+
+def test_dimensions_from_options_and_from_functions_of_the_profile() -> None:
+    class Toy:
+        width = 5
+
+        def rows(self, profile: Profile) -> int:
+            return profile.features + 1
+
+    assert FromMethod("width")(Toy(), PROFILE) == 5
+    assert FromMethod("rows")(Toy(), PROFILE) == 4
 
 
 def rows(classes: list[int], width: int, *, counts: bool = False, dtype: torch.dtype = torch.float32) -> ClassTable:

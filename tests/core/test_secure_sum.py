@@ -78,12 +78,13 @@ def test_the_mean_reply_of_two_clients_by_hand(by_samples: bool) -> None:
         return {"model": {"w": torch.full((2,), w), "steps": torch.tensor(steps)}, "samples": samples, "table": table}
 
     a = sent(1.0, 4, 1, ClassTable(torch.tensor([0, 2]), torch.tensor([[1.0, 2], [5, 5]]), torch.tensor([3, 1])))
-    b = sent(5.0, 4, 3, ClassTable(torch.tensor([0]), torch.tensor([[5.0, 6]]), torch.tensor([1])))
+    b = sent(6.0, 6, 3, ClassTable(torch.tensor([0]), torch.tensor([[5.0, 6]]), torch.tensor([1])))
     vectors = [to_vector(reply, SCHEMA, weights, None, PROFILE) for reply in (a, b)]
     mean = from_vector(vectors[0] + vectors[1], SCHEMA, None, PROFILE)
-    # weights 1 and 3: (1 + 15) / 4; rows of class 0 weigh 3 and 1: (3 + 5) / 4 and (6 + 6) / 4
-    assert mean.weights("model")["w"].tolist() == ([4.0, 4.0] if by_samples else [3.0, 3.0])
-    assert int(mean.weights("model")["steps"]) == 4 and mean.number("samples") == 4
+    # weights 1 and 3: (1 + 18) / 4, counters (4 + 18) / 4, rounded
+    # rows of class 0 weigh 3 and 1: (3 + 5) / 4 and (6 + 6) / 4
+    assert mean.weights("model")["w"].tolist() == ([4.75, 4.75] if by_samples else [3.5, 3.5])
+    assert int(mean.weights("model")["steps"]) == (6 if by_samples else 5) and mean.number("samples") == 4
     table = mean.table("table")
     assert table.classes.tolist() == [0, 2] and table.counted().tolist() == [4, 1]
     assert table.values.tolist() == [[2.0, 3.0] if by_samples else [3.0, 4.0], [5.0, 5.0]]
