@@ -58,8 +58,7 @@ def run(
         force: Move an existing run folder to `NAME.old-1` (or the next free number) and run again.
         observers: Objects whose methods are called during the run, see `polyfed.experiment.Observer`.
         progress: Show a progress bar. None: in a terminal or a notebook.
-        profile: Print where the time of the run went, and write `profile.json`, a trace for ui.perfetto.dev, to the
-            run folder.
+        profile: Print where the time went, and write `profile.json`, a trace for ui.perfetto.dev, to the run folder.
         trust: Import the code that a config of another user names.
         settings: Top-level keys of the config, such as `rounds=5` or `train={"lr": 0.1}`.
 
@@ -77,8 +76,7 @@ def run(
         check_no_nested_run()
     with profiling.profiled(profile, print):
         raw, dataset = raw_config(config, data=data, models=models, method=method, settings=settings)
-        parsed = parse(raw)
-        check_source_trusted(parsed, config, trust=trust)
+        check_source_trusted(parsed := parse(raw), config, trust=trust)
         result = run_with_progress(
             with_user_code(parsed),
             out=Path(out) if out else None,
@@ -142,7 +140,6 @@ class ChangedRunError(InputError):
 
 
 FORCE = "use --force (in Python force=True) to keep the old folder as {old} and run again"
-
 RESTART = "use polyfed run with --force (in Python polyfed.run with force=True) to keep the old folder as {old}"
 
 
