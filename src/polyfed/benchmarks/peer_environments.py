@@ -52,8 +52,7 @@ class PeerProcess:
     """Another library in a process of its own, which runs one round for every request."""
 
     def __init__(self, library: str, script: str, *arguments: str, threads: int | None = 1) -> None:
-        # Ray gives up on a busy machine after 30 seconds
-        environment = {**os.environ, **SWITCHES, "PYTHONPATH": str(SCRIPTS), "RAY_raylet_start_wait_time_s": "300"}
+        environment = {**os.environ, **SWITCHES, "PYTHONPATH": str(SCRIPTS)}
         # HtFLlib stores models as pickles, and reads the ones that it has just written
         environment["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
         environment.pop("OMP_NUM_THREADS", None)
