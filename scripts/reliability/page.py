@@ -25,6 +25,7 @@ TARGETS = {
     "supernode": "SuperNode of a site",
     "machine": "site and SuperNode at once, as if a machine fails",
 }
+DISK_COLUMNS = ("disk", "runs", "ended with one sentence", "equal bits after resuming")
 COMMANDS = ("inspect", "compare", "resume", "ui", "report")
 INTRO = """\
 # Reliability
@@ -147,7 +148,7 @@ def disks(results: Results, short: list[str]) -> list[str]:
 - *Full*: the run folder is on a file system that is too small for the run. Afterwards it is enlarged and the run resumed.
 - *Read-only*: the run folder is on an ext4 image that becomes read-only at a random moment because of a file system error, and loses what
   was not flushed. Afterwards it is checked and the run resumed.
-- *Slow*: strace delays every fsync, open and rename by 50 ms."""
+- *Slow*: strace delays every fsync and rename by 200 ms."""
     if figures is None:
         short.append("Disks: not measured.")
         return [text]
@@ -158,11 +159,14 @@ def disks(results: Results, short: list[str]) -> list[str]:
         rows.append((name.replace("_", "-"), len(cases), f"{sentences} of {len(cases)}", f"{equal} of {len(cases)}"))
         if min(sentences, equal) < len(cases):
             short.append(f"Disks that are {name.replace('_', '-')}: see the table.")
-    slow = figures["slow"]
+    slow = figures.get("slow")
+    if slow is None:
+        short.append("Slow disks: not measured.")
+        return [text, table(DISK_COLUMNS, rows)]
     rows.append(("slow", 1, "-", f"{int(slow['equal'])} of 1"))
     times = slow["seconds"]
     note = f"The run on the slow disk took {times['slow']:.0f} s instead of {times['usual']:.0f} s."
-    return [text, table(("disk", "runs", "ended with one sentence", "equal bits after resuming"), rows), note]
+    return [text, table(DISK_COLUMNS, rows), note]
 
 
 def messages(results: Results, short: list[str]) -> list[str]:
