@@ -147,9 +147,10 @@ def test_the_command_reads_finished_runs_and_refuses_unknown_names(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["leaderboard", "--out", str(folder), "--scenario", "few-skewed", "--methods", "fedproto"]
-    data, text = tmp_path / "board.json", tmp_path / "board.md"
+    data, text, rates = (tmp_path / name for name in ("board.json", "board.md", "rates.json"))
+    rates.write_text("{}")  # the runs have the rate of the preset
     changes = [part for setting in SMALL for part in ("--set", setting)]
-    written = ["--data", str(data), "--page", str(text), "--seeds", "0-1", *changes]
+    written = ["--data", str(data), "--page", str(text), "--rates", str(rates), "--seeds", "0-1", *changes]
     assert main([*options, "--finished", *written]) == 0
     assert set(read_leaderboard(data).scenarios) == {"few-skewed"} and "| `fedproto` |" in text.read_text()
     assert main([*options, "--methods", "fedprotto"]) == 2

@@ -20,11 +20,9 @@ def bench(
         Path | None, typer.Option(help="Markdown file that gets a section with the figures.", show_default=False)
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="peers: folder with Fashion-MNIST.", show_default="the Hugging Face hub")
+        Path | None, typer.Option(help="Folder with Fashion-MNIST, for peers.", show_default="the Hugging Face hub")
     ] = None,
-    htfllib: Annotated[
-        Path | None, typer.Option(help="peers: checkout of HtFLlib to compare with.", show_default=False)
-    ] = None,
+    htfllib: Annotated[Path | None, typer.Option(help="Checkout of HtFLlib, for peers.", show_default=False)] = None,
 ) -> None:
     """Run benchmarks of speed and memory on this machine.
 
