@@ -20,6 +20,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._,=+-]{0,127}")  # of a run folder tha
 OLD = re.compile(r"\.old-\d+$")  # such folders are not listed
 KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 PATH_KEYS = {"root", "path", "checkpoint", "start"}  # their values are paths, whatever they look like
+NO_PATHS = {"data.dataset", "name", "engine.start"}  # of keys that look like paths or have such values
 CODE_KEYS = {"imports", "source"}  # their values are Python modules or files
 IN_TERMINAL = "use `polyfed run` in a terminal for that"
 
@@ -101,7 +102,7 @@ def _reject_code_and_paths(config: Mapping[str, Any], root: Path) -> None:
                 f"engine.address: a run that is started from the page cannot use a cluster; {IN_TERMINAL}"
             )
         looks_like_path = PATH_KEYS & set(keys) or re.search(r"[/\\~]|\.py$", value)
-        if looks_like_path and dotted not in {"data.dataset", "name"} and not _inside(value, root):
+        if looks_like_path and dotted not in NO_PATHS and not _inside(value, root):
             raise InputError(f"{dotted}: '{value}' is outside of the folder of this page, {root}; {IN_TERMINAL}")
 
 
