@@ -196,13 +196,13 @@ def test_a_call_may_be_closed_after_its_pool(start: Any) -> None:
 
 def test_a_fork_server_that_is_killed_while_it_is_used_is_replaced(start: Any) -> None:
     pool = start(1)
-    first = pool._fork_server
+    first = pool._starter
     os.kill(first._process.pid, signal.SIGKILL)
     with pytest.raises(RunError):
         first.fork()
     assert first.killed and not first.alive
     assert [answer.failure for answer in ask(pool, {"c0": {}})] == [None]
-    assert pool._fork_server is not first
+    assert pool._starter is not first
 
 
 def test_large_payloads_in_both_directions(start: Any) -> None:
