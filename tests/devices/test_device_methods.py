@@ -17,7 +17,6 @@ from polyfed.core.method import register
 from polyfed.core.place import Place
 from polyfed.testing.toy_federation import ToyFederation
 
-
 # Forward-mode differentiation of BatchNorm differs in the last bit between the simulated device and the CPU, with
 # equal inputs. So bits are compared with the other gradient of FedL2G, and counts with its default.
 OTHER_GRADIENT = {"fedl2g": {"gradient": "finite_diff"}}
