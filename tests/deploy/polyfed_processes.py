@@ -108,6 +108,13 @@ def rounds_done(folder: Path) -> int:
     return len([event for event in events(folder) if event["event"] == "round"])
 
 
+def saved_round(folder: Path) -> int:
+    """Return the round of the last checkpoint of a run folder. A resumed run repeats later rounds."""
+    return max(
+        (int(path.stem.partition("-")[2]) for path in (folder / "checkpoint").glob("round-*.polyfed")), default=0
+    )
+
+
 def events(folder: Path) -> list[dict[str, Any]]:
     try:
         lines = (folder / "events.jsonl").read_text().splitlines()

@@ -11,7 +11,15 @@ from typing import Any
 import yaml
 from scripts.reliability.processes import SUPERLINK, SUPERNODE, children, kill
 from tests.deploy.direct_link import OWN_MODEL, OWN_SETTING, DirectLink, make_sites, own_data, run_over
-from tests.deploy.polyfed_processes import Process, make_consortium, rounds_done, start, stopping, wait_until
+from tests.deploy.polyfed_processes import (
+    Process,
+    make_consortium,
+    rounds_done,
+    saved_round,
+    start,
+    stopping,
+    wait_until,
+)
 
 from polyfed.deploy.processes import free_port
 from polyfed.deploy.site_setup import own_data_setup
@@ -62,7 +70,7 @@ def test_killed_processes_recover_without_loss(tmp_path: Path) -> None:
             wait_until(lambda: received_messages("ben") > before, "the next call of ben", coordinator.output)
             killed_in = rounds_done(run) + 1
             ben.stop(signal.SIGKILL)
-            wait_until(lambda: rounds_done(run) >= killed_in, "a round without ben", coordinator.output)
+            wait_until(lambda: saved_round(run) >= killed_in, "a round without ben", coordinator.output)
             coordinator.stop(signal.SIGKILL)
             kill(*children(cleo.popen.pid, SUPERNODE))
             ana.stop()

@@ -68,11 +68,27 @@ class Asked:
         self.store = FolderStore(folder / "states")
         (folder / "ray_echo_host.py").write_text(ECHO)
         description = {"folder": str(folder), "search": [str(folder)], **more.pop("description", {})}
-        cluster = Cluster(None, 2, WorkerResources(1.0, 0.0))
         workers = more.pop("workers", 2)
-        self.engine = RayEngine(cluster, MAKER, description, [], self.store, workers, **more)
+        self._settings = (MAKER, description, [], self.store, workers)
+        self._options = more
+        self.engine = self.new_engine()
         self.versions: dict[str, int] = {}
         self.number = 0
+
+    def new_engine(self) -> RayEngine:
+        return RayEngine(Cluster(None, 2, WorkerResources(1.0, 0.0)), *self._settings, **self._options)
+
+    def restart(self) -> None:
+        """Start new workers."""
+        self.engine.stop()
+        self.engine = self.new_engine()
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until both workers have started, which takes long on a busy machine."""
+        for _ in range(100):
+            if len(set(pids(self.ask(names("w", 4, sleep=0.2))).values())) == 2:
+                break
 
     def answers(self, orders: Mapping[str, Mapping[str, Any]]) -> Iterator[Answer]:
         self.number += 1
@@ -97,9 +113,7 @@ class Asked:
 def asked(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
     """Return one engine for all tests that do not kill workers."""
     made = Asked(tmp_path_factory.mktemp("echo"))
-    for _ in range(100):  # until both actors have started, which takes long on a busy machine
-        if len(set(pids(made.ask(names("w", 4, sleep=0.2))).values())) == 2:
-            break
+    made.wait()
     yield made
     made.engine.close()
 
@@ -228,3 +242,4 @@ def test_a_failed_setup_is_reported(asked: Asked, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="ValueError: no such thing"):
         broken.ask({"o0": {}})
     broken.engine.close()
+    asked.restart()
