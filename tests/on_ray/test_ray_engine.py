@@ -69,7 +69,7 @@ class Asked:
         (folder / "ray_echo_host.py").write_text(ECHO)
         description = {"folder": str(folder), "search": [str(folder)], **more.pop("description", {})}
         workers = more.pop("workers", 2)
-        self._settings = (MAKER, description, [], self.store, workers)
+        self._settings: tuple[Any, ...] = (MAKER, description, [], self.store, workers)
         self._options = more
         self.engine = self.new_engine()
         self.versions: dict[str, int] = {}
