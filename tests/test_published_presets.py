@@ -99,7 +99,7 @@ def kind(config: Config, *, also: Iterable[str] = ()) -> str:
 # Presets that differ only in what is cut, such as the number of clients, or in datasets of one shape, are one run.
 SHORT_RUNS = {kind(cut(preset)): preset for preset in reversed(PUBLISHED)}
 # By default one of each method, splitting, filter and partition scheme runs, on the smallest images; the others run
-# with --all-methods. What a preset can get wrong by itself, the checks of the full size find for all.
+# with --all-methods. The checks at full size run for every preset, and find what is wrong in a single one.
 REPRESENTATIVES: dict[str, str] = {}
 for preset in sorted(SHORT_RUNS.values(), key=lambda name: KNOWN[preset_config(name).data.dataset].shape or ()):
     parts = cut(preset).to_dict()

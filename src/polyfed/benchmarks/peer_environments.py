@@ -35,7 +35,7 @@ def python_of(library: str) -> Path:
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     site = folder / "lib" / version / "site-packages"
     (site / "torch-of-polyfed.pth").write_text(f"{Path(torch.__file__).parent.parent}\n")
-    # torch is installed already as far as pip can see, and must stay as it is
+    # pip finds the torch of this process and does not install another one
     done = subprocess.run(
         [python, "-m", "pip", "install", "-q", *PACKAGES[library], f"torch=={torch.__version__.partition('+')[0]}"],
         capture_output=True,
@@ -53,8 +53,8 @@ class PeerProcess:
 
     def __init__(self, library: str, script: str, *arguments: str, threads: int | None = 1) -> None:
         environment = {**os.environ, **SWITCHES, "PYTHONPATH": str(SCRIPTS)}
-        # HtFLlib stores models as pickles, and reads the ones that it has just written
-        environment["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
+        if library == "htfllib":  # it stores models as pickles, and reads the ones that it has just written
+            environment["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
         environment.pop("OMP_NUM_THREADS", None)
         if threads is not None:
             environment["OMP_NUM_THREADS"] = str(threads)

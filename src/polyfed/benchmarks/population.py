@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import statistics
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from polyfed import api
 from polyfed.benchmarks.synthetic import images
-from polyfed.config import parse
+from polyfed.config import Config, parse
 
 PER_ROUND, SAMPLES_EACH, ROUNDS = 20, 80, 24
 
@@ -34,16 +35,21 @@ def measure() -> dict[str, Any]:
     }
 
 
-def _run(clients: int, folder: Path) -> dict[str, Any]:
-    config = parse(
+def population_config(clients: int, rounds: int, engine: Mapping[str, Any] | None = None) -> Config:
+    """Return the config of a run with `PER_ROUND` clients in every round."""
+    return parse(
         {
             "method": "fedproto",
             "clients": clients,
             "participation": PER_ROUND / clients,
-            "rounds": ROUNDS,
+            "rounds": rounds,
             "data": {"partition": {"scheme": "iid"}},
             "evaluate": {"personal": False, "global": False},
+            **({"engine": dict(engine)} if engine else {}),
         }
     )
+
+
+def _run(clients: int, folder: Path) -> dict[str, Any]:
     data = images(f"population{clients}", clients * SAMPLES_EACH, 8, folder / "cache")
-    return api.run_config(config, out=folder / str(clients), data=data)
+    return api.run_config(population_config(clients, ROUNDS), out=folder / str(clients), data=data)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -17,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from polyfed import api
+from polyfed.benchmarks.commands import run_command
+from polyfed.benchmarks.population import PER_ROUND, population_config
 from polyfed.benchmarks.synthetic import images
-from polyfed.config import Config, parse
+from polyfed.config import Config
 from polyfed.runs.records import RoundRecord
 
 POPULATIONS = (100, 1_000, 10_000, 100_000)
-PER_ROUND, SAMPLES_EACH, ROUNDS = 20, 16, 30
+SAMPLES_EACH, ROUNDS = 16, 30
 
 
 def measure() -> dict[str, Any]:
@@ -41,10 +42,7 @@ def measure() -> dict[str, Any]:
 def _in_new_process(clients: int, rounds: int) -> dict[str, float]:
     """Run a population in a new process, whose peak memory is its own."""
     command = [sys.executable, "-m", "polyfed.benchmarks.scale", str(clients), str(rounds)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended with exit code {done.returncode}: {done.stderr[-500:]}")
-    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    figures: dict[str, float] = json.loads(run_command(command).splitlines()[-1])
     return figures
 
 
@@ -71,17 +69,8 @@ class DiskObserver:
 
 def population(clients: int, rounds: int, folder: Path) -> dict[str, float]:
     """Run one population in this process, and return its figures."""
-    config = parse(
-        {
-            "method": "fedproto",
-            "clients": clients,
-            "participation": PER_ROUND / clients,
-            "rounds": rounds,
-            "data": {"partition": {"scheme": "iid"}},
-            "evaluate": {"personal": False, "global": False},
-            "engine": {"name": "serial"},  # one process, so that its CPU time and its memory are those of the run
-        }
-    )
+    # one process, so that its CPU time and its memory are those of the run
+    config = population_config(clients, rounds, {"name": "serial"})
     data = images(f"scale{clients}", clients * SAMPLES_EACH, 8, folder / "cache")
     observer = DiskObserver()
     began = time.perf_counter()

@@ -7,11 +7,12 @@ with one round per run shows start-up; the ratio with all rounds includes the tr
 from __future__ import annotations
 
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from typing import Any
+
+from polyfed.benchmarks.commands import run_command
 
 RUNS, TURNS = 10, 3
 
@@ -47,7 +48,4 @@ def _sweep(rounds: int) -> float:
 
 def _polyfed(*arguments: str) -> None:
     """Run a command. Raise an error if it fails."""
-    command = [sys.executable, "-m", "polyfed", *arguments, "--quiet"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended with exit code {done.returncode}: {done.stderr[-500:]}")
+    run_command([sys.executable, "-m", "polyfed", *arguments, "--quiet"])

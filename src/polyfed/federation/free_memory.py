@@ -32,9 +32,9 @@ def within_free_memory(subject: str) -> Iterator[None]:
         return
     import resource
 
-    free = int(SHARE * _kilobytes(MEMORY, "MemAvailable"))
+    free = int(SHARE * _bytes_of(MEMORY, "MemAvailable"))
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = _kilobytes(PROCESS, "VmSize") + free
+    limit = _bytes_of(PROCESS, "VmSize") + free
     known = [one for one in (soft, hard) if one != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_AS, (min([limit, *known]), hard))
     try:
@@ -50,7 +50,7 @@ def within_free_memory(subject: str) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def _kilobytes(file: Path, name: str) -> int:
+def _bytes_of(file: Path, name: str) -> int:
     """Return a value of a file of the system in bytes."""
     found = re.search(rf"^{name}:\s*(\d+) kB", file.read_text(), re.MULTILINE)
     assert found is not None, f"{file} has no {name}"
