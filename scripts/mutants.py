@@ -1,8 +1,8 @@
 """Mutation testing: change one operator, number or check of the code at a time, and see whether a test fails.
 
 The script collects the tests, then forks a process for every mutant. The child replaces the code of one function and
-runs the tests in files that import the changed module, until one fails. Nothing is imported twice, so a mutant takes
-about a second. Only bodies of functions are changed: no constants and defaults of modules and classes, no messages, no
+runs the tests in files that import the changed module, until one fails. If there are none, it runs the tests in files
+that import a module which imports the changed one. Nothing is imported twice, so a mutant takes about a second. Only bodies of functions are changed: no constants and defaults of modules and classes, no messages, no
 annotations. Tests of other files may find some of the mutants that survive here.
 
     python scripts/mutants.py                           # 500 of all mutants of core and guards
@@ -169,6 +169,7 @@ def apply(mutant: Mutant) -> int:
     changed = compile(ast.fix_missing_locations(_Replace(target).visit(tree)), path, "exec", dont_inherit=True)
     codes = {(code.co_qualname, code.co_firstlineno): code for code in _codes(changed)}
     count = 0
+    gc.unfreeze()  # tests/conftest.py freezes what was imported; frozen objects are not listed
     for function in [item for item in gc.get_objects() if type(item) is types.FunctionType]:
         code = function.__code__
         new = codes.get((code.co_qualname, code.co_firstlineno)) if code.co_filename == path else None
@@ -279,14 +280,27 @@ def tests_by_module(items: dict[str, pytest.Item]) -> dict[str, list[str]]:
     return tests
 
 
+def importers(module: str) -> list[str]:
+    """Return the modules of the changed folders that import a module."""
+    files = [file for source in SOURCES for file in sorted((ROOT / source).rglob("*.py"))]
+    return [module_name(file) for file in files if module in imported_modules(file.read_text())]
+
+
+def module_name(file: Path) -> str:
+    return ".".join(file.relative_to(ROOT / "src").with_suffix("").parts)
+
+
 def test_mutants(tests: Tests, mutants: Sequence[Mutant], out: Path) -> None:
     """Test every mutant and append its result to a file."""
     by_module = tests_by_module(tests.items)
     results: collections.Counter[str] = collections.Counter()
     with out.open("a") as file:
         for mutant in mutants:
-            module = mutant.file.removeprefix("src/").removesuffix(".py").replace("/", ".")
+            module = module_name(ROOT / mutant.file)
             names = by_module.get(module, [])
+            if not names:
+                users = [by_module.get(user, []) for user in importers(module)]
+                names = list(dict.fromkeys(name for found in users for name in found))
 
             def attempt(mutant: Mutant = mutant, names: Sequence[str] = names) -> int:
                 if not apply(mutant):

@@ -26,7 +26,7 @@ from scripts.reliability.processes import SUPERNODE, children, kill
 
 def lose_site(federation: Federation, name: str) -> dict[str, Any]:
     """Kill a site that has a call. Return the seconds until the round has finished."""
-    site = federation.sites[name]
+    site = federation.sites.pop(name)  # so that the federation does not start it again at once
     log = federation.folder / name / "supernode.log"
     os.kill(site.pid, signal.SIGSTOP)
     received = log.read_text().count("Receiving:")

@@ -135,9 +135,7 @@ site sends no more requests, and the round continues with the others."""
                 short.append(
                     f"A site that dies in a round, {rows[-1][0]}: the round continues after {spread(seconds)}; the aim is ten seconds."
                 )
-    note = """\
-Without keys (`--insecure`), requests do not name their site, so the coordinator waits until Flower's heartbeats expire."""
-    return [text, table(("federation", "kills", "seconds from the kill to the end of the round, median"), rows), note]
+    return [text, table(("federation", "kills", "from the kill to the end of the round, median"), rows)]
 
 
 def disks(results: Results, short: list[str]) -> list[str]:

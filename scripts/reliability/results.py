@@ -19,7 +19,7 @@ def save(name: str, figures: Mapping[str, Any], folder: Path = FOLDER) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     script = Path(sys.argv[0]).resolve().relative_to(Path(__file__).resolve().parents[2])
     content = {
-        "command": " ".join(["python", str(script), *_without_out(sys.argv[1:])]),
+        "command": " ".join(["python", str(script), *_essential(sys.argv[1:])]),
         "versions": {
             "python": platform.python_version(),
             "torch": version("torch"),
@@ -32,8 +32,11 @@ def save(name: str, figures: Mapping[str, Any], folder: Path = FOLDER) -> None:
     (folder / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
 
 
-def _without_out(arguments: list[str]) -> list[str]:
-    if "--out" in arguments:
-        place = arguments.index("--out")
-        return arguments[:place] + arguments[place + 2 :]
-    return arguments
+def _essential(arguments: list[str]) -> list[str]:
+    """Leave out options that do not change the figures: where they are written, and in how many parts."""
+    kept = list(arguments)
+    for option, values in {"--out": 1, "--seconds": 1, "--resume": 0}.items():
+        if option in kept:
+            place = kept.index(option)
+            del kept[place : place + 1 + values]
+    return kept

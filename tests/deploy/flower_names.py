@@ -25,6 +25,7 @@ from flwr.supercore.constant import (
     FLEET_HTTP_SIGNATURE_HEADER,
     FLWR_DISABLE_UPDATE_CHECK,
 )
+from flwr.supercore.error.base import ApiErrorCode
 from flwr.supercore.exit.exit_code import ExitCode
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.object_ref import load_app
@@ -34,6 +35,7 @@ from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.superlink.routers.fleet.router import router as fleet_router
 
 __all__ = [
+    "ApiErrorCode",
     "ConfirmMessageReceivedRequest",
     "ConfirmMessageReceivedResponse",
     "ExitCode",

@@ -120,6 +120,7 @@ def test_values_are_those_of_flower() -> None:
     assert flower_protocol.MAX_CLOCK_AHEAD == flower.SYSTEM_TIME_TOLERANCE
     # Flower tolerates its drift allowance on top of this
     assert flower_protocol.MAX_CLOCK_BEHIND == flower.TIMESTAMP_TOLERANCE
+    assert flower_protocol.NOT_ACTIVATED == flower.ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED
     assert flower_protocol.EXIT_KEY_INVALID == flower.ExitCode.SUPERNODE_NODE_AUTH_KEY_INVALID
     assert flower_protocol.EXIT_NO_CONNECTION == flower.ExitCode.SUPERNODE_CONNECTION_ERROR
     assert flower_protocol.EXIT_OTHER_VERSION == flower.ExitCode.RUNTIME_VERSION_INCOMPATIBLE

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.deploy.direct_link import METHODS
-from tests.deploy.polyfed_processes import Consortium, make_consortium, stopping
+from tests.deploy.polyfed_processes import Consortium, make_consortium, stopping, wait_until
 from tests.methods.test_secure_sums import DropOuts
 
 from polyfed import api
@@ -62,6 +62,20 @@ def test_a_second_coordinator_is_refused(federation: Federation) -> None:
     second = Coordinator(home, logging.getLogger("polyfed").warning)
     with pytest.raises(InputError, match="another coordinator uses"):
         second.__enter__()
+
+
+def test_a_second_site_with_the_same_state_is_refused(
+    federation: Federation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Otherwise it would replace the secret with which the first one takes its tasks."""
+    consortium, server = federation.consortium, f"127.0.0.1:{federation.coordinator.gateway.port}"
+    credentials = ("--key", str(consortium.folder / "ana.key"), "--ca", str(consortium.home / "ca.crt"))
+    state = consortium.folder / "ana"
+    wait_until((state / "task-secret").exists, "the start of the site")
+    secret = (state / "task-secret").read_bytes()
+    assert main(["join", "--server", server, *credentials, "--rehearsal", "--state", str(state)]) == 2
+    assert f"another site uses {state}; stop it" in " ".join(capsys.readouterr().err.split())
+    assert (state / "task-secret").read_bytes() == secret
 
 
 @pytest.mark.parametrize("method", METHODS)

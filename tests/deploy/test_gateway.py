@@ -353,7 +353,7 @@ def test_bodies_in_flight_are_bounded_by_site(setup: Setup, monkeypatch: pytest.
         assert setup.upstream.first_piece.wait(20)
         refused = setup.post("/v1/fleet/push-object", b"y" * 60)
         assert refused.status_code == 503
-        assert refused.json()["detail"] == "site north has too many requests in flight; try again"
+        assert refused.json()["detail"] == "this site has too many requests in flight; try again"
         assert setup.post("/v1/fleet/push-object", b"z" * 40).status_code == 200
         first.sendall(b"x" * 30)
         assert first.recv(1 << 16).startswith(b"HTTP/1.1 200")
@@ -364,13 +364,21 @@ def test_bodies_in_flight_are_bounded_by_site(setup: Setup, monkeypatch: pytest.
 def test_silent_sites_are_noticed(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(site_traffic, "SILENT_SECONDS", 0.5)
     assert setup.post("/v1/fleet/activate-node").status_code == 200
-    assert setup.gateway.silent_sites() == frozenset()  # it has not asked for messages yet
+    assert setup.gateway.silent_keys() == frozenset()  # it has not asked for messages yet
     assert setup.post("/v1/fleet/pull-messages").status_code == 200
-    wait_until(lambda: setup.gateway.silent_sites() == {"north"}, "the loss of the site")
+    wait_until(lambda: setup.gateway.silent_keys() == {setup.key.pem}, "the loss of the site")
     assert setup.post("/v1/fleet/activate-node").status_code == 200
-    assert setup.gateway.silent_sites() == {"north"}
+    assert setup.gateway.silent_keys() == {setup.key.pem}
     assert setup.post("/v1/fleet/pull-messages").status_code == 200
-    assert setup.gateway.silent_sites() == frozenset()
+    assert setup.gateway.silent_keys() == frozenset()
+
+
+def test_sites_that_were_lost_long_ago_are_forgotten(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site_traffic, "SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(site_traffic, "FORGOTTEN_SECONDS", 0.5)
+    assert setup.post("/v1/fleet/pull-messages").status_code == 200
+    wait_until(lambda: setup.gateway.silent_keys() == {setup.key.pem}, "the loss of the site")
+    wait_until(lambda: setup.gateway.silent_keys() == frozenset(), "the end of its entry")
 
 
 def test_keys_that_are_not_admitted(setup: Setup, tmp_path: Path) -> None:
@@ -432,7 +440,10 @@ def test_a_superlink_that_does_not_run(tmp_path: Path) -> None:
         gateway.stop()
 
 
-def test_without_keys_sites_may_register_themselves_and_nothing_more(tmp_path: Path) -> None:
+def test_without_keys_sites_may_register_themselves_and_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site_traffic, "SILENT_SECONDS", 0.5)
     upstream = Upstream()
     with run_upstream(upstream):
         gateway = Gateway(
@@ -452,9 +463,15 @@ def test_without_keys_sites_may_register_themselves_and_nothing_more(tmp_path: P
             assert httpx.post(f"{url}/fleet/register-node", **post).status_code == 200  # type: ignore[arg-type]
             assert httpx.post(f"{url}/control/start-run", **post).status_code == 403  # type: ignore[arg-type]
             assert httpx.get(f"{url}/polyfed/standing", trust_env=False).status_code == 403
+            assert upstream.paths == ["/v1/fleet/register-node"]
+            # SuperNodes without keys make one at their start, so that the loss of one is noticed too
+            for key in (base64.b64encode(b"made at the start"), b"no base64: %", b""):
+                headers = {"content-type": PROTOBUF, "flwr-public-key": key.decode()}
+                answer = httpx.post(f"{url}/fleet/pull-messages", headers=headers, trust_env=False)
+                assert answer.status_code == 200
+            wait_until(lambda: gateway.silent_keys() == {b"made at the start"}, "the loss of the site")
         finally:
             gateway.stop()
-    assert upstream.paths == ["/v1/fleet/register-node"]
 
 
 def test_too_many_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

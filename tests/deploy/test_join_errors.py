@@ -313,6 +313,7 @@ def test_an_invalid_authority(tmp_path: Path) -> None:
         (1, "Exit Code: 302\nUnable to parse", "Flower cannot read the site's key"),
         (1, "Exit Code: 606\nold", "the coordinator uses another version of Flower"),
         (1, "Exit Code: 305\nFailed to\n[code: 400] this key is not known", "this key is not known"),
+        (1, "Exit Code: 305\nFailed to\n[code: 2004] Failed", "the coordinator still lists this site as online"),
         (1, "Exit Code: 305\nFailed to", "the SuperNode could not connect to the coordinator"),
         (0, "SuperNode terminated gracefully.", "the SuperNode was stopped"),
         (3, "line\nlast line\n\n", "the SuperNode ended with code 3: last line"),

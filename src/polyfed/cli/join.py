@@ -138,6 +138,7 @@ def join(
         name = admitted_name(server, ca, key)
     from polyfed.config import size_in_bytes
     from polyfed.core import place as places
+    from polyfed.deploy.folder_lock import exclusive
     from polyfed.deploy.site import Site
     from polyfed.deploy.site_process import SiteProcess
     from polyfed.federation.user_imports import import_user_modules
@@ -150,22 +151,24 @@ def join(
         raise InputError(f"--limit is '{limit}': {error}") from None
     fields = None if allow is None else [field.strip() for field in allow.split(",") if field.strip()]
     place = places.start(choose(device))
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
     own_code = [*(imports or []), *([model] if model is not None and model.endswith(".py") else [])]
-    site = Site(
-        str(name),
-        state,
-        setup,
-        fields,
-        limit=max_bytes,
-        demands=demands,
-        imports=own_code,
-        notify=notify,
-        place=place,
-    )
-    with SiteProcess(site, server, notify, key, ca, port) as process:
-        notify(f"site {name} is ready for {server}; to see its uploads, run: polyfed inspect {state}")
-        process.run_forever()
+    state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with exclusive(state, "site", "--state"):
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
+        site = Site(
+            str(name),
+            state,
+            setup,
+            fields,
+            limit=max_bytes,
+            demands=demands,
+            imports=own_code,
+            notify=notify,
+            place=place,
+        )
+        with SiteProcess(site, server, notify, key, ca, port) as process:
+            notify(f"site {name} is ready for {server}; to see its uploads, run: polyfed inspect {state}")
+            process.run_forever()
 
 
 def _wait_for_coordinator(server: str, notify: Callable[[str], None]) -> None:

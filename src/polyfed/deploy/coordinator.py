@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from polyfed.deploy import site_registry
 from polyfed.deploy.app_bundle import build_app
 from polyfed.deploy.certificates import CertificateFolder, loopback_certificates
 from polyfed.deploy.flower_protocol import SUPERLINK
+from polyfed.deploy.folder_lock import exclusive
 from polyfed.deploy.gateway import Gateway
 from polyfed.deploy.processes import ChildProcess, flower_environment, free_port, is_listening, python_command
 from polyfed.deploy.serverapp_task import ServerAppTask
@@ -29,23 +29,6 @@ from polyfed.runs.records import Result, RoundRecord
 
 START_SECONDS = 60.0
 Notify = Callable[[str], None]
-
-
-@contextlib.contextmanager
-def exclusive(home: Path) -> Iterator[None]:
-    """Hold the lock of a coordinator's folder. Raise InputError if another coordinator holds it.
-
-    The lock ends with the process, even if it is killed.
-    """
-    descriptor = os.open(home / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        raise InputError(f"another coordinator uses {home}; stop it, or choose another folder with --home") from None
-    else:
-        yield
-    finally:
-        os.close(descriptor)
 
 
 class _Progress:
@@ -86,7 +69,7 @@ class Coordinator:
         self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.home.chmod(0o700)  # the folder may have existed before, and Flower's database holds all payloads
         with contextlib.ExitStack() as stack:
-            stack.enter_context(exclusive(self.home))
+            stack.enter_context(exclusive(self.home, "coordinator", "--home"))
             stack.callback(os.umask, os.umask(0o077))  # run folders hold uploads: only the owner reads them
             # bind the gateway first, so that an address in use is reported at once
             self._internal = self._internal_certificates()
@@ -193,7 +176,7 @@ class Coordinator:
                 self._check_superlink,
                 self.notify,
                 observers,
-                self.gateway.silent_sites,
+                self.gateway.silent_keys,
             )
 
     def _name_of_key(self, key: bytes) -> str | None:

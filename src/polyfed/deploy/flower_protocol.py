@@ -46,5 +46,8 @@ ACQUIRE_TASK = "/flwr.proto.Runtime/AcquireTask"
 # Seconds by which the time of a signed request may be ahead of the SuperLink's clock, and behind it.
 MAX_CLOCK_AHEAD, MAX_CLOCK_BEHIND = 5.0, 300.0
 
+# The error of a SuperLink that still lists the key of a starting SuperNode as online.
+NOT_ACTIVATED = 2004
+
 # Exit codes that a SuperNode prints.
 EXIT_KEY_INVALID, EXIT_NO_CONNECTION, EXIT_OTHER_VERSION = 302, 305, 606

@@ -31,6 +31,7 @@ from polyfed.deploy.request_filter import (
     RefusedError,
     Scope,
     StatusOfKey,
+    public_key,
     refusal_message,
 )
 from polyfed.deploy.site_traffic import SiteTraffic
@@ -90,10 +91,11 @@ class ProxyApp:
             if scope["raw_path"] == STATUS_PATH and scope["method"] == "GET" and self.rules.status_of_key is not None:
                 await self._send_status(scope, send)
                 return
-            site = self.rules.check(scope)
-            size = int(dict(scope["headers"])[b"content-length"])
+            self.rules.check(scope)
+            headers = dict(scope["headers"])
+            key, size = public_key(headers), int(headers[b"content-length"])
             alive = scope["raw_path"] != FLEET + b"activate-node"  # which a site repeats until it succeeds
-            async with self.traffic.request(site, size, is_alive=alive and bool(site)):
+            async with self.traffic.request(key, size, is_alive=alive and bool(key)):
                 await self._forward(scope, receive, send)
         except RefusedError as refusal:
             self.counts.refused += 1
@@ -229,8 +231,8 @@ class Gateway:
             target=self._server.run, kwargs={"sockets": [self._listener]}, name="gateway", daemon=True
         )
 
-    def silent_sites(self) -> frozenset[str]:
-        """Return the sites that no longer send requests. Without keys, sites are not known, and there are none."""
+    def silent_keys(self) -> frozenset[bytes]:
+        """Return the public keys of sites that no longer send requests."""
         return self._app.traffic.silent()
 
     @property

@@ -17,6 +17,7 @@ from polyfed.deploy.flower_protocol import (
     EXIT_OTHER_VERSION,
     MAX_CLOCK_AHEAD,
     MAX_CLOCK_BEHIND,
+    NOT_ACTIVATED,
     PUBLIC_KEY_HEADER,
     VERSION,
 )
@@ -124,8 +125,16 @@ def explain_exit(code: int, output: str) -> str:
     if reason == EXIT_OTHER_VERSION:
         return f"the coordinator uses another version of Flower; both sides need {VERSION}"
     if reason == EXIT_NO_CONNECTION:
-        details = re.findall(r"\[code: \d+\] (.+)", output)
-        return details[-1].strip() if details else "the SuperNode could not connect to the coordinator"
+        details = re.findall(r"\[code: (\d+)\] (.+)", output)
+        if not details:
+            return "the SuperNode could not connect to the coordinator"
+        number, text = details[-1]
+        if int(number) == NOT_ACTIVATED:
+            return (
+                "the coordinator still lists this site as online, as after a kill; it can return within a minute; "
+                "trying again"
+            )
+        return str(text).strip()
     if code == 0:
         return "the SuperNode was stopped: the coordinator no longer admits this site, or a user stopped it"
     lines = [line.strip() for line in output.splitlines() if line.strip()]

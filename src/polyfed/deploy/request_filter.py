@@ -88,11 +88,18 @@ class AdmissionRules:
 
     def site_status(self, headers: dict[bytes, bytes]) -> tuple[SiteStatus, str]:
         """Return the status and the site name of the public key in a request."""
-        try:
-            key = base64.b64decode(headers.get(PUBLIC_KEY_HEADER, b""), validate=True)
-        except (binascii.Error, ValueError):
-            key = b""
-        return self.status_of_key(key) if self.status_of_key is not None else ("admitted", "")
+        return self.status_of_key(public_key(headers)) if self.status_of_key is not None else ("admitted", "")
+
+
+def public_key(headers: dict[bytes, bytes]) -> bytes:
+    """Return the public key in a request, or no bytes if there is none.
+
+    Requests of sites without keys (`--insecure`) have one too: their SuperNodes make one at every start.
+    """
+    try:
+        return base64.b64decode(headers.get(PUBLIC_KEY_HEADER, b""), validate=True)
+    except (binascii.Error, ValueError):
+        return b""
 
 
 def refusal_message(status: SiteStatus, name: str) -> str:

@@ -40,7 +40,7 @@ class GridLink:
     Every new node receives `handshake`. Its reply gives its name and its offer. `name_of_key` returns the name under
     which a key is registered, or is None if sites have no keys. `check_offer` raises `InputError` if a site of this
     name and offer cannot take part. `notify` receives the reasons of refusals. A reply may have up to `limit` bytes.
-    `silent_sites` returns registered sites that no longer send requests, although Flower may still list them.
+    `silent_keys` returns public keys of sites that no longer send requests, although Flower may still list them.
     `check_alive` raises `RunError` if the SuperLink has ended.
     """
 
@@ -52,7 +52,7 @@ class GridLink:
         check_offer: Callable[[str, dict[str, Any]], None],
         notify: Callable[[str], None],
         limit: int,
-        silent_sites: Callable[[], frozenset[str]] = frozenset,
+        silent_keys: Callable[[], frozenset[bytes]] = frozenset,
         check_alive: Callable[[], None] = lambda: None,
     ) -> None:
         self._grid = grid
@@ -62,8 +62,9 @@ class GridLink:
         self._handshake = handshake
         self._name_of_key = name_of_key
         self._check_offer = check_offer
-        self._silent_sites = silent_sites
+        self._silent_keys = silent_keys
         self._nodes: dict[str, int] = {}  # of sites whose handshake is complete
+        self._keys: dict[str, bytes] = {}  # of these sites
         self._pending: dict[str, int] = {}  # nodes by the id of the handshake that they have not answered
         self._refused: dict[int, float] = {}  # nodes, with the time of the refusal
         self._reasons: dict[int, str] = {}  # last reported reason of a refusal, by node
@@ -109,7 +110,8 @@ class GridLink:
         return replies
 
     def lost(self) -> frozenset[str]:
-        return self._silent_sites()
+        silent = self._silent_keys()
+        return frozenset(name for name, key in self._keys.items() if key in silent)
 
     def reset(self, name: str) -> None:
         self._nodes.pop(name, None)
@@ -117,13 +119,10 @@ class GridLink:
     # handshakes
 
     def _present_nodes(self) -> dict[int, bytes]:
-        """Return the public keys of all online nodes, without those whose sites are lost."""
+        """Return the public keys of all online nodes, without those that no longer send requests."""
         nodes = self._retry_while_busy(lambda: list(self._grid.get_nodes()))
-        present = {node.node_id: bytes(node.public_key) for node in nodes}
-        lost = self.lost()
-        if not lost or self._name_of_key is None:
-            return present
-        return {node: key for node, key in present.items() if self._name_of_key(key) not in lost}
+        silent = self._silent_keys()
+        return {node.node_id: bytes(node.public_key) for node in nodes if bytes(node.public_key) not in silent}
 
     def _retry_while_busy(self, request: Callable[[], Response]) -> Response:
         """Return the SuperLink's response. Repeat the request while the SuperLink is busy."""
@@ -183,7 +182,7 @@ class GridLink:
             except Exception as error:  # an offer may hold anything
                 self._refuse(node, f"site {name}: its offer is not readable ({type(error).__name__})")
             else:
-                self._nodes[name] = node
+                self._nodes[name], self._keys[name] = node, key
                 self.offers[name] = offer
 
     def _refuse(self, node: int, reason: str) -> None:

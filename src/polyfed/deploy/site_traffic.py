@@ -15,61 +15,65 @@ from polyfed.deploy.request_filter import MAX_BODY_BYTES, RefusedError
 
 MAX_IN_FLIGHT = 2 * MAX_BODY_BYTES  # bytes of bodies that a site may send at once; further requests wait
 WAIT_SECONDS = 30.0  # for which a request waits until other requests of its site have been forwarded
-SILENT_SECONDS = 10.0  # without a request, after which a site is taken as lost
-TICKS = 10  # in SILENT_SECONDS
+SILENT_SECONDS = 8.0  # without a request, after which a site is taken as lost: rounds continue within ten seconds
+TICKS = 32  # in SILENT_SECONDS
+FORGOTTEN_SECONDS = 600.0  # without a request, after which a site is forgotten; Flower has noticed its loss by then
 
 
 class SiteTraffic:
-    """Requests in flight and signs of life, by site. Only the event loop of the gateway changes it."""
+    """Requests in flight and signs of life, by public key. Only the event loop of the gateway changes it."""
 
     def __init__(self) -> None:
-        self._in_flight: Counter[str] = Counter()  # bytes
-        self._requests: Counter[str] = Counter()
+        self._in_flight: Counter[bytes] = Counter()  # bytes
+        self._requests: Counter[bytes] = Counter()
         # Ticks since the last sign of life. They pass only while the event loop runs, so that a busy coordinator does
         # not take its sites as lost.
-        self._ticks: dict[str, int] = {}
+        self._ticks: dict[bytes, int] = {}
         self._clock: asyncio.Task[None] | None = None
 
     @contextlib.asynccontextmanager
-    async def request(self, site: str, size: int, *, is_alive: bool) -> AsyncIterator[None]:
-        """Count a request of a site with a body of `size` bytes. Wait if too much of its requests is in flight.
+    async def request(self, key: bytes, size: int, *, is_alive: bool) -> AsyncIterator[None]:
+        """Count a request with a body of `size` bytes. Wait if too much of the requests of its key is in flight.
 
         `is_alive` says whether the request is a sign of life. Raise `RefusedError` if the wait takes too long.
         """
-        await self._wait_for_room(site, size)
-        self._in_flight[site] += size
-        self._requests[site] += 1
+        await self._wait_for_room(key, size)
+        self._in_flight[key] += size
+        self._requests[key] += 1
         if is_alive:
-            self.saw(site)
+            self.saw(key)
         try:
             yield
         finally:
-            self._in_flight[site] -= size
-            self._requests[site] -= 1
+            self._in_flight[key] -= size
+            self._requests[key] -= 1
             if is_alive:
-                self.saw(site)
+                self.saw(key)
 
-    def saw(self, site: str) -> None:
+    def saw(self, key: bytes) -> None:
         """Note a sign of life."""
-        self._ticks[site] = 0
+        self._ticks[key] = 0
         if self._clock is None:
             self._clock = asyncio.get_running_loop().create_task(self._count_ticks())
 
-    def silent(self) -> frozenset[str]:
-        """Return the sites that have sent requests before and no longer do. May be called from any thread."""
-        return frozenset(site for site, ticks in list(self._ticks.items()) if ticks >= TICKS)
+    def silent(self) -> frozenset[bytes]:
+        """Return the keys of sites that have sent requests before and no longer do. May be called from any thread."""
+        return frozenset(key for key, ticks in list(self._ticks.items()) if ticks >= TICKS)
 
-    async def _wait_for_room(self, site: str, size: int) -> None:
+    async def _wait_for_room(self, key: bytes, size: int) -> None:
         waited, step = 0.0, 0.05
-        while self._in_flight[site] and self._in_flight[site] + size > MAX_IN_FLIGHT:
+        while self._in_flight[key] and self._in_flight[key] + size > MAX_IN_FLIGHT:
             if waited >= WAIT_SECONDS:
-                raise RefusedError(503, f"site {site} has too many requests in flight; try again")
+                raise RefusedError(503, "this site has too many requests in flight; try again")
             await asyncio.sleep(step)
             waited += step
 
     async def _count_ticks(self) -> None:
         while True:
             await asyncio.sleep(SILENT_SECONDS / TICKS)
-            for site in self._ticks:
-                if not self._requests[site]:  # otherwise the site waits for the SuperLink
-                    self._ticks[site] += 1
+            for key in list(self._ticks):
+                if not self._requests[key]:  # otherwise the site waits for the SuperLink
+                    self._ticks[key] += 1
+                if self._ticks[key] * SILENT_SECONDS / TICKS >= FORGOTTEN_SECONDS:
+                    for counts in (self._ticks, self._requests, self._in_flight):
+                        counts.pop(key, None)
