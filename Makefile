@@ -81,9 +81,13 @@ browser:
 	  || ! command -v apt-get > /dev/null \
 	  || { apt-get update -qq && apt-get install -y -qq chromium > /dev/null; }
 
+# Files of tests are kept in memory where there is enough of it: runs flush their files to the disk all the time.
+SHARED_MEMORY := $(shell df --output=avail -k /dev/shm 2> /dev/null | tail -n 1)
+FILES := $(if $(shell test "$(SHARED_MEMORY)" -gt 4000000 2> /dev/null && echo yes),TMPDIR=/dev/shm)
+
 # Some tests wait for sites, Ray and a browser: three processes keep two cores busy.
 PROCESSES ?= 3
-PYTEST = $(BIN)/python -m pytest -n $(PROCESSES) --dist loadgroup
+PYTEST = $(FILES) $(BIN)/python -m pytest -n $(PROCESSES) --dist loadgroup
 
 # Types are checked while the first tests wait for sites and Ray.
 test: browser lint

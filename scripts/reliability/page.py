@@ -45,7 +45,7 @@ AFTER_KILLS = """\
 - The time until the next round has finished includes the round itself. A round between sites takes seconds, because Flower's SuperNode asks for
   messages every three seconds.
 - The test suite has {suite}."""
-SUITE = "ten kills of the main process, six of workers, five of the fork server, and one each of coordinator, SuperLink, site and SuperNode"
+SUITE = "six kills of workers, and five each of the main process, the fork server, coordinator, SuperLink, site and SuperNode"
 
 
 class Results:

@@ -23,7 +23,6 @@ WAIT_SECONDS = 400.0
 AT_START = 0.25  # fraction of kills of the main process while it starts
 SETTING: dict[str, Any] = {
     "method": {"name": "fedproto"},
-    "rounds": ROUNDS,
     "clients": 4,
     "participation": 0.75,
     "data": {"dataset": "digits", "limit": 200, "partition": {"scheme": "dirichlet", "alpha": 0.5}},
@@ -35,17 +34,20 @@ SETTING: dict[str, Any] = {
 Save = Callable[[dict[str, Any]], None]
 
 
-def kill_simulation(folder: Path, targets: Sequence[str], moments: int, seed: int, save: Save) -> dict[str, Any]:
+def kill_simulation(
+    folder: Path, targets: Sequence[str], moments: int, seed: int, save: Save, *, rounds: int = ROUNDS
+) -> dict[str, Any]:
     """Kill the main process (`main`), a worker (`worker`) or the fork server (`zygote`) of a run on the pool."""
     (target,) = targets
     draws = random.Random(f"{target}-{seed}")
-    whole = api.run({**SETTING, "engine": {"name": "serial"}}, out=folder / "whole")
+    setting = {**SETTING, "rounds": rounds}
+    whole = api.run({**setting, "engine": {"name": "serial"}}, out=folder / "whole")
     figures: dict[str, Any] = {"seed": seed, "kills": [], "runs": []}
     kills = figures["kills"]
     while len(kills) < moments:
         out = folder / f"run{len(figures['runs'])}"
         kill_in_run = _kill_main if target == "main" else _kill_child
-        result = kill_in_run(out, target, moments, draws, kills, lambda: save(figures))
+        result = kill_in_run(setting, out, target, moments, draws, kills, lambda: save(figures))
         equal = result["state_hash"] == whole["state_hash"] and result["failures"] == whole["failures"]
         figures["runs"].append({"failures": len(result["failures"]), "equal": equal})
         save(figures)
@@ -53,11 +55,17 @@ def kill_simulation(folder: Path, targets: Sequence[str], moments: int, seed: in
 
 
 def _kill_main(
-    out: Path, target: str, moments: int, draws: random.Random, kills: list[dict[str, Any]], save: Callable[[], None]
+    setting: dict[str, Any],
+    out: Path,
+    target: str,
+    moments: int,
+    draws: random.Random,
+    kills: list[dict[str, Any]],
+    save: Callable[[], None],
 ) -> dict[str, Any]:
     """Start a run and kill it, again and again, until it has finished. Return its result."""
     config = out.with_suffix(".yaml")
-    config.write_text(yaml.safe_dump(SETTING))
+    config.write_text(yaml.safe_dump(setting))
     killed_at: float | None = None
     while not (out / "result.json").exists():
         before = _rounds(out)
@@ -145,12 +153,18 @@ class _Killer(threading.Thread):
 
 
 def _kill_child(
-    out: Path, target: str, moments: int, draws: random.Random, kills: list[dict[str, Any]], save: Callable[[], None]
+    setting: dict[str, Any],
+    out: Path,
+    target: str,
+    moments: int,
+    draws: random.Random,
+    kills: list[dict[str, Any]],
+    save: Callable[[], None],
 ) -> dict[str, Any]:
     """Run once, while a thread kills workers or the fork server. Return the result."""
     killer = _Killer(target, moments, draws, kills, save)
     killer.start()
     try:
-        return api.run(SETTING, out=out, observers=[killer])
+        return api.run(setting, out=out, observers=[killer])
     finally:
         killer.end()

@@ -7,12 +7,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests import warm_processes
 
 from polyfed.deploy.certificates import create_authority
 from polyfed.deploy.keys import create_site_key, read_public_key
@@ -32,7 +33,7 @@ def wait_until(ready: Callable[[], bool], event: str, output: Callable[[], str] 
 class Process:
     """A running command of polyfed."""
 
-    popen: subprocess.Popen[bytes]
+    popen: warm_processes.Process
     log: Path
 
     def output(self) -> str:
@@ -51,13 +52,8 @@ class Process:
 
 def start(log: Path, *arguments: str, program: tuple[str, ...] = ("-m", "polyfed")) -> Process:
     with log.open("ab") as file:
-        popen = subprocess.Popen(
-            [sys.executable, *program, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        popen = warm_processes.Process(*program, *arguments, stdout=file, stderr=subprocess.STDOUT, env=environment)
     return Process(popen, log)
 
 
@@ -94,12 +90,19 @@ def make_consortium(folder: Path, *names: str) -> Consortium:
 
 @contextlib.contextmanager
 def stopping(*processes: Process) -> Iterator[None]:
+    with stopping_all(dict(enumerate(processes))):
+        yield
+
+
+@contextlib.contextmanager
+def stopping_all(processes: Mapping[Any, Process]) -> Iterator[None]:
+    """Stop processes at the end. Some may be replaced by others until then."""
     try:
         yield
     finally:
-        for process in processes:
+        for process in processes.values():
             process.terminate()
-        for process in processes:
+        for process in processes.values():
             process.stop()
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +19,18 @@ from tests.deploy.polyfed_processes import (
     rounds_done,
     saved_round,
     start,
-    stopping,
+    stopping_all,
     wait_until,
 )
 
 from polyfed.deploy.processes import free_port
 from polyfed.deploy.site_setup import own_data_setup
 
+KILLS = 5  # of each process
 SETTING: dict[str, Any] = {
     **OWN_SETTING,
     "name": "recovery",
-    "rounds": 6,
+    "rounds": 4 * KILLS + 2,  # at most two rounds pass between two kills
     "evaluate": {"personal": False, "global": False},
     "checkpoint": {"seconds": 0.0},
     "engine": {"timeout": 100.0},
@@ -36,50 +39,75 @@ SETTING: dict[str, Any] = {
 
 
 def test_killed_processes_recover_without_loss(tmp_path: Path) -> None:
-    """The SuperLink is killed, then a site in a round, then the coordinator and a SuperNode. Two sites swap ports."""
+    """The SuperLink is killed five times, and so are the coordinator, a site and the SuperNode of another at once.
+
+    The first time the site is killed in a call, and two sites swap their ports.
+    """
     consortium = make_consortium(tmp_path, "ana", "ben", "cleo")
     (tmp_path / "model.py").write_text(OWN_MODEL)
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(SETTING))
     models = {"ana": str(tmp_path / "model.py"), "ben": "tiny-cnn", "cleo": "tiny-mlp"}
     data = {name: own_data(tmp_path / f"data-{name}", k) for k, name in enumerate(models)}
-    run, port = tmp_path / "run", free_port()
+    run, port, moments = tmp_path / "run", free_port(), random.Random(0)
     local_ports = {"ana": free_port(), "ben": free_port(), "cleo": free_port()}
 
-    def site(name: str, local_port: int) -> Process:
-        options = ("--data", str(data[name]), "--model", models[name])
-        return consortium.site(name, port, *options, "--port", str(local_port))
+    def start_site(name: str) -> None:
+        options = ("--data", str(data[name]), "--model", models[name], "--port", str(local_ports[name]))
+        running[name] = consortium.site(name, port, *options)
 
-    def start_coordinator() -> Process:
+    def start_coordinator() -> None:
         options = ("--home", str(consortium.home), "--host", "127.0.0.1", "--port", str(port))
-        return start(tmp_path / "serve.log", "serve", str(tmp_path / "config.yaml"), "--out", str(run), *options)
+        config = str(tmp_path / "config.yaml")
+        running["coordinator"] = start(tmp_path / "serve.log", "serve", config, "--out", str(run), *options)
+
+    def output() -> str:
+        return running["coordinator"].output()
 
     def received_messages(name: str) -> int:
         return (consortium.folder / name / "supernode.log").read_text().count("Receiving:")
 
-    coordinator = start_coordinator()
-    with stopping(coordinator):
-        wait_until(lambda: "listening on" in coordinator.output(), "the coordinator's start", coordinator.output)
-        ana, ben, cleo = (site(name, local_ports[name]) for name in models)
-        with stopping(ana, ben, cleo):
-            wait_until(lambda: rounds_done(run) >= 1, "the first round", coordinator.output)
-            kill(*children(coordinator.popen.pid, SUPERLINK))
-            wait_until(lambda: rounds_done(run) >= 2, "a round with another SuperLink", coordinator.output)
-            assert "the SuperLink ended with code -9; starting it again" in coordinator.output()
-            ben.popen.send_signal(signal.SIGSTOP)  # so that it is killed during a call
-            before = received_messages("ben")
-            wait_until(lambda: received_messages("ben") > before, "the next call of ben", coordinator.output)
-            killed_in = rounds_done(run) + 1
-            ben.stop(signal.SIGKILL)
-            wait_until(lambda: saved_round(run) >= killed_in, "a round without ben", coordinator.output)
-            coordinator.stop(signal.SIGKILL)
-            kill(*children(cleo.popen.pid, SUPERNODE))
-            ana.stop()
-            coordinator = start_coordinator()
-            ana, ben = site("ana", local_ports["ben"]), site("ben", local_ports["ana"])
-            with stopping(coordinator, ana, ben):
-                wait_until(lambda: coordinator.popen.poll() is not None, "the end of the run", coordinator.output)
+    def wait_for_round(event: str) -> None:
+        before = rounds_done(run)
+        wait_until(lambda: rounds_done(run) > before, event, output)
+
+    def kill_ben_in_a_call() -> int:
+        """Return the round of the call."""
+        running["ben"].popen.send_signal(signal.SIGSTOP)
+        before = received_messages("ben")
+        wait_until(lambda: received_messages("ben") > before, "the next call of ben", output)
+        killed_in = rounds_done(run) + 1
+        running["ben"].stop(signal.SIGKILL)
+        wait_until(lambda: saved_round(run) >= killed_in, "a round without ben", output)
+        return killed_in
+
+    running: dict[str, Process] = {}
+    with stopping_all(running):
+        start_coordinator()
+        wait_until(lambda: "listening on" in output(), "the coordinator's start", output)
+        for name in models:
+            start_site(name)
+        wait_for_round("the first round")
+        for again in range(KILLS):
+            time.sleep(moments.uniform(0, 2))
+            kill(*children(running["coordinator"].popen.pid, SUPERLINK))
+            wait_for_round("a round with another SuperLink")
+            assert output().count("the SuperLink ended with code -9; starting it again") == again + 1
+            if again == 0:
+                killed_in = kill_ben_in_a_call()
+                running["ana"].stop()
+                local_ports["ana"], local_ports["ben"] = local_ports["ben"], local_ports["ana"]
+                start_site("ana")
+            time.sleep(moments.uniform(0, 2))
+            running["coordinator"].stop(signal.SIGKILL)
+            running["ben"].stop(signal.SIGKILL)
+            kill(*children(running["cleo"].popen.pid, SUPERNODE))
+            start_coordinator()
+            start_site("ben")
+            wait_for_round("a round with another coordinator")
+        wait_until(lambda: running["coordinator"].popen.poll() is not None, "the end of the run", output)
+    coordinator = running["coordinator"]
     assert coordinator.popen.returncode == 0, coordinator.output()
-    assert "resuming from its last checkpoint" in coordinator.output()
+    assert coordinator.output().count("resuming from its last checkpoint") == KILLS
     result = json.loads((run / "result.json").read_text())
     absent = {(failure["round"], failure["client"]) for failure in result["failures"]}
     assert (killed_in, "ben") in absent and {failure["kind"] for failure in result["failures"]} == {"unavailable"}

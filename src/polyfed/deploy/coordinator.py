@@ -28,6 +28,7 @@ from polyfed.runs.folder import RunFolder
 from polyfed.runs.records import Result, RoundRecord
 
 START_SECONDS = 60.0
+END_SECONDS = 2.0  # a SuperLink that is killed closes its connections before its process has ended
 Notify = Callable[[str], None]
 
 
@@ -156,9 +157,10 @@ class Coordinator:
             try:
                 return self._run(config, folder, [*observers, progress])
             except (RunError, httpx.HTTPError):
-                if self.superlink.exit_code is None or not progress.rounds:
+                code = self.superlink.wait(END_SECONDS)
+                if code is None or not progress.rounds:
                     raise
-                self.notify(f"the SuperLink ended with code {self.superlink.exit_code}; starting it again")
+                self.notify(f"the SuperLink ended with code {code}; starting it again")
                 progress.rounds = 0
                 self._start_superlink()
 

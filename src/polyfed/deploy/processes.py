@@ -65,6 +65,12 @@ class ChildProcess:
         """Exit code, or None while the process runs."""
         return self._process.poll()
 
+    def wait(self, timeout: float) -> int | None:
+        """Wait for the end of the process. Return its exit code, or None if it still runs after `timeout` seconds."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(timeout)
+        return None
+
     def wait_until(self, ready: Callable[[], bool], timeout: float) -> None:
         """Wait until `ready` returns true. Raise `RunError` with the end of the log if the process ends first."""
         deadline = time.monotonic() + timeout

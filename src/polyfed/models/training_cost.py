@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
-from polyfed.models.slicing import skeleton
+from polyfed.models.meta import meta_device
+from polyfed.models.registry import build
 from polyfed.models.spec import ModelSpec, Shape
 
 BATCH = 2  # BatchNorm needs two samples; all costs grow linearly with the batch
@@ -45,7 +46,8 @@ class TrainingCost:
 @lru_cache(maxsize=64)
 def training_cost(spec: ModelSpec, shape: Shape, classes: int) -> TrainingCost:
     """Measure the cost of an architecture for samples of this shape."""
-    model = skeleton(spec, shape=shape, classes=classes).train()
+    with meta_device():
+        model = build(spec, shape=shape, classes=classes).train()
     # `to_empty` would leave numbers that may be slow to compute with, and imports torch's compiler
     model._apply(lambda tensor: torch.zeros(tensor.shape, dtype=tensor.dtype))  # type: ignore[no-untyped-call]
     inputs = torch.zeros(BATCH, *shape, dtype=torch.float32 if spec.vocabulary is None else torch.int64)

@@ -19,6 +19,7 @@ from polyfed.runs.atomic_files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
 SUFFIXES = (".png", ".svg", ".pdf")
 SVG = "http://www.w3.org/2000/svg"
@@ -122,15 +123,18 @@ def to_csv(spec: FigureSpec) -> str:
 
 def inline_svg(spec: FigureSpec, prefix: str) -> str:
     """Return a figure as an SVG element of a page, in the colours of the page, with a title for screen readers."""
-    from matplotlib.patches import Patch
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     buffer = io.StringIO()
     try:
         with styled(IN_PAGE):
             figure = draw(spec, spec.size)
-            for patch in figure.findobj(Patch):
+            for patch in _patches(figure):
                 patch.set_hatch("")  # hatches are for grey print
-            figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+            for background in (figure.patch, *(axes.patch for axes in figure.axes)):
+                background.set_facecolor("none")
+            canvas: Any = FigureCanvasSVG(figure)
+            canvas.print_svg(buffer, metadata={"Date": None})  # `savefig` would draw it twice
     except _UNDRAWABLE as error:
         raise _undrawable(spec, error) from None
     ElementTree.register_namespace("", SVG)
@@ -153,6 +157,16 @@ def inline_svg(spec: FigureSpec, prefix: str) -> str:
     text = text.replace(TEXT, "currentColor").replace(GRID, "var(--grid)")
     variables = {light: f"var({name})" for name, light, _ in reversed(page_colours())}
     return _COLOUR.sub(lambda match: variables.get(match[0], match[0]), text)
+
+
+def _patches(figure: Figure) -> Iterator[Patch]:
+    """Yield the bars, areas and legend entries of a figure."""
+    legends = [*figure.legends]
+    for axes in figure.axes:
+        yield from axes.patches
+        legends += [axes.legend_] if axes.legend_ is not None else []
+    for legend in legends:
+        yield from legend.get_patches()
 
 
 def _prefix_ids(root: ElementTree.Element, prefix: str) -> None:

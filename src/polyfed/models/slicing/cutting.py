@@ -8,10 +8,13 @@ modules, branches and shuffled channels are detected only if the axis lengths di
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor, nn
 
 from polyfed.errors import InputError
+from polyfed.models.catalogue import ARCHITECTURES
 from polyfed.models.googlenet import Inception
 from polyfed.models.meta import meta_device
 from polyfed.models.registry import build
@@ -33,9 +36,21 @@ NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
 
 def skeleton(spec: ModelSpec | str, *, shape: tuple[int, ...], classes: int) -> SplitModel:
-    """Build the model on the meta device, without memory for its weights. This is enough for `cut`."""
+    """Return the model on the meta device, without memory for its weights. This is enough for `cut`.
+
+    The skeletons of polyfed's own architectures are kept: callers must not modify them.
+    """
+    spec = ModelSpec.parse(spec) if isinstance(spec, str) else spec
+    make = _own_skeleton if spec.name in ARCHITECTURES else _build_skeleton
+    return make(spec, tuple(shape), classes)
+
+
+def _build_skeleton(spec: ModelSpec, shape: tuple[int, ...], classes: int) -> SplitModel:
     with meta_device():
         return build(spec, shape=shape, classes=classes)
+
+
+_own_skeleton = lru_cache(maxsize=256)(_build_skeleton)
 
 
 def cut_specs(
