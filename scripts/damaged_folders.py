@@ -79,16 +79,17 @@ def main() -> int:
             cases = named[:: chosen.every]
             before, problems = saved(chosen.out, command) if chosen.resume else (0, [])
             for done, case in enumerate(cases[before:], before + 1):
-                if time.monotonic() > deadline:
-                    break
                 all_cases += 1
+                in_time = time.monotonic() < deadline
                 problem = attempt(command, case, sound, work)
                 if problem:
                     problems.append(f"{case.name}: {problem}")
                     print(f"{command}: {problems[-1]}", flush=True)
-                if chosen.save and (done % 25 == 0 or done == len(cases)):
+                if chosen.save and (done % 25 == 0 or done == len(cases) or not in_time):
                     figures = {"cases": len(named), "done": done, "problems": problems}
                     results.save(f"damaged-{command}", figures, chosen.out)
+                if not in_time:
+                    break
             all_problems += len(problems)
     print(f"{all_cases} cases, {all_problems} problems")
     return 1 if all_problems else 0

@@ -98,9 +98,9 @@ class Disks:
             return {"rounds": rounds, **failure, **self._resume(place)}
 
     def slow(self) -> dict[str, Any]:
-        """Run with delayed system calls. Return the seconds with and without the delay."""
-        seconds = {}
-        for name, prefix in {"usual": [], "slow": ["strace", "-f", "-qq", "-o", "/dev/null"]}.items():
+        """Run with delayed system calls. Return the seconds with and without the delay, and the number of calls."""
+        seconds, calls = {}, self._folder / "calls"
+        for name, prefix in {"usual": [], "slow": ["strace", "-f", "-qq", "-o", str(calls)]}.items():
             if prefix:
                 prefix = [*prefix, "-e", f"trace={DELAYED}", "-e", f"inject={DELAYED}:delay_enter=200000"]
             out, start = self._folder / name, time.monotonic()
@@ -108,7 +108,7 @@ class Disks:
             subprocess.run([*prefix, *run, "engine={name: serial}"], check=True, capture_output=True)
             seconds[name] = round(time.monotonic() - start, 1)
         equal = json.loads((self._folder / "slow" / "result.json").read_text())["state_hash"] == self._hash
-        return {"seconds": seconds, "equal": equal}
+        return {"seconds": seconds, "delayed": calls.read_text().count("(DELAYED)"), "equal": equal}
 
     def _fail(self, place: Path, disturb: Callable[[], None]) -> dict[str, Any]:
         process = polyfed("run", str(self._config), "--quiet", "--out", str(place / "run"), log=self._log)

@@ -3,8 +3,8 @@
     python scripts/reliability/endurance.py rounds
     python scripts/reliability/endurance.py clients
 
-`rounds` records every 200 rounds: seconds per round, memory and open files of the main process and the workers, the
-bytes of `checkpoint/` and of `events.jsonl`. `clients` lets every client take part once, and records the seconds of a
+`rounds` records every 200 rounds: seconds per round, computing time, memory and open files of the main process and the
+workers, the bytes of `checkpoint/` and of `events.jsonl`. `clients` lets every client take part once, and records the seconds of a
 resume and of checkpoints after which no, 100 or all states have changed.
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from scripts.reliability import results
-from scripts.reliability.processes import memory, open_files, workers_of
+from scripts.reliability.processes import computing_seconds, memory, open_files, workers_of
 
 from polyfed import api
 from polyfed.benchmarks.synthetic import images
@@ -40,6 +40,7 @@ class Watcher:
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
         self._seconds: list[float] = []
+        self._computed = 0.0  # seconds of all processes until the last row, or until the end of the first round
         self._folder = Path()
 
     def started(self, config: Any, folder: Path, done: int) -> None:
@@ -48,14 +49,20 @@ class Watcher:
     def note(self, sentence: str) -> None: ...
 
     def round_done(self, record: RoundRecord) -> None:
-        self._seconds.append(record.seconds["total"])
-        if record.round % EVERY:
+        if record.round > 1:
+            self._seconds.append(record.seconds["total"])
+        if record.round > 1 and record.round % EVERY:
             return
         pids = [os.getpid(), *workers_of(os.getpid())]
+        computed = sum(computing_seconds(pid) for pid in pids)
+        if record.round == 1:  # processes have started
+            self._computed = computed
+            return
         self.rows.append(
             {
                 "round": record.round,
                 "median_ms": round(1000 * statistics.median(self._seconds), 1),
+                "computing_ms": round(1000 * (computed - self._computed) / len(self._seconds), 1),
                 "memory_mb": sum(memory(pid) for pid in pids),
                 "open_files": sum(open_files(pid) for pid in pids),
                 "checkpoint_kb": folder_size(self._folder / "checkpoint") // 1000,
@@ -63,6 +70,7 @@ class Watcher:
             }
         )
         self._seconds.clear()
+        self._computed = computed
         print(self.rows[-1], flush=True)
 
 

@@ -163,7 +163,7 @@ def disks(results: Results, short: list[str]) -> list[str]:
         return [text, table(DISK_COLUMNS, rows)]
     rows.append(("slow", 1, "-", f"{int(slow['equal'])} of 1"))
     times = slow["seconds"]
-    note = f"The run on the slow disk took {times['slow']:.0f} s instead of {times['usual']:.0f} s."
+    note = f"The run on the slow disk took {times['slow']:.0f} s instead of {times['usual']:.0f} s, with {slow['delayed']} delayed calls."
     return [text, table(DISK_COLUMNS, rows), note]
 
 

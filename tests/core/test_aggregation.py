@@ -126,6 +126,18 @@ def test_rows_of_few_holders_are_clipped(rule: str) -> None:
     assert torch.allclose(halved.values, means.values * torch.tensor([[5 / 16], [2 / 16], [1 / 16]]))
 
 
+def test_robust_means_of_variances_are_not_negative() -> None:
+    """Clients can agree on a change that takes a variance below zero."""
+    old = {"n.running_var": torch.tensor([0.5, 0.5]), "w": torch.tensor([0.5])}
+    mean = WeightedMean(Aggregation("median"))
+    for _ in range(3):
+        mean.add({"n.running_var": torch.tensor([-2.0, 0.25]), "w": torch.tensor([-2.0])}, 1.0)
+    assert {name: tensor.tolist() for name, tensor in mean.result(old).items()} == {
+        "n.running_var": [0.0, 0.25],
+        "w": [-2.0],
+    }
+
+
 @pytest.mark.parametrize("rule", ROBUST)
 def test_weights_are_combined_around_the_old_ones(rule: str) -> None:
     old = {"w": torch.tensor([10.0, 10.0]), "steps": torch.tensor(3), "n.running_var": torch.tensor([1.0])}

@@ -196,6 +196,23 @@ def test_a_step_called_twice_in_a_round_gets_new_random_streams() -> None:
     assert all(torch.equal(again["first"][k], server["first"][k]) for k in "01234")
 
 
+class Labels(EngineWrapper):
+    """Collects the labels of calls. Random streams of a step are named after them."""
+
+    def __init__(self) -> None:
+        self.labels: list[Sequence[str]] = []
+
+    def call(self, call: Call, shared: bytes, tasks: Sequence[Task]) -> Iterator[Answer]:
+        self.labels.append(tuple(call.labels))
+        return self.inner.call(call, shared, tasks)
+
+
+def test_the_first_call_of_a_step_has_its_name_and_later_ones_a_number() -> None:
+    engine = Labels()
+    ask("streams", wrap=engine)
+    assert [label for label in engine.labels if label] == [("draw",), ("draw.2",)]
+
+
 # failures
 
 

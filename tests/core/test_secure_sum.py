@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from polyfed.core import secure_sum as sums
 from polyfed.core.class_tables import ClassTable
 from polyfed.core.client_profile import Profile
-from polyfed.core.payload import Payload
+from polyfed.core.payload import Payload, Value
 from polyfed.core.schema import ScalarField, Schema, TableField, TensorField, WeightsField
 from polyfed.core.secure_layout import clipped, from_vector, to_vector, vector_length
+from polyfed.core.secure_method import _bytes_of_rows
 from polyfed.core.step import Reply
 from polyfed.errors import PayloadError
 
@@ -93,6 +94,20 @@ def test_the_mean_reply_of_two_clients_by_hand(by_samples: bool) -> None:
 def test_fields_without_a_layout_are_refused() -> None:
     with pytest.raises(PayloadError, match="field 'codes' is neither weights, a class table nor a number"):
         vector_length({**SCHEMA, "codes": TensorField(("n", 2))}, None, PROFILE)
+
+
+def test_a_reply_with_another_layout_is_refused() -> None:
+    table = ClassTable(torch.tensor([0]), torch.ones(1, 3), torch.tensor([1]))  # of width 3 instead of 2
+    reply: Reply = {"model": {"w": torch.ones(2), "steps": torch.tensor(1)}, "samples": 1, "table": table}
+    weights = {"model": "samples", "table": "counts"}
+    with pytest.raises(PayloadError, match="does not have the layout that its step declares"):
+        to_vector(reply, SCHEMA, weights, None, PROFILE)
+
+
+@pytest.mark.parametrize("value", [torch.zeros(3, sums.SECRET_BYTES, dtype=torch.uint8), "keys", torch.zeros(2, 32)])
+def test_a_pair_of_keys_has_one_shape_and_type(value: Value) -> None:
+    with pytest.raises(PayloadError, match="of a secure sum"):
+        _bytes_of_rows(value)
 
 
 def test_clients_clip_their_updates() -> None:

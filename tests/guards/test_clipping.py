@@ -93,6 +93,12 @@ def test_unprotectable_values_are_refused(value: Value, said: str) -> None:
         as_rows("x", value, "message")
 
 
+@pytest.mark.parametrize("value", [torch.ones(4), torch.ones(2, 3, dtype=torch.int64)])
+def test_values_without_rows_are_refused(value: Value) -> None:
+    with pytest.raises(PrivacyError, match="which has no rows"):
+        as_rows("x", value, "row")
+
+
 def test_noise_is_standard_normal() -> None:
     drawn = gaussian(200_000, "a name", 3).numpy()
     assert kstest(drawn, "norm").pvalue > 0.01
