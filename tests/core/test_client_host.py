@@ -115,3 +115,12 @@ def test_unknown_measures_and_combined_probes_are_refused(measures: tuple[str, .
         assert refused.message.startswith(f"unknown measure '{unknown}'")
         assert host.handle(Call(-2, 1, measures=("features",)), task, NOTHING).failure is None
         assert host.handle(Call(-3, 1, measures=("personal", "global")), task, NOTHING).failure is None
+
+
+def test_messages_that_a_step_does_not_declare_are_refused() -> None:
+    call, task = Call(1, 1, ("keep",), ("keep",)), Task("0", 0)
+    with ToyFederation(Hoard, {}) as toy:
+        host = _host(toy)
+        for message in ({}, {"model": {"w": torch.ones(2)}}, {"model": {}, "other": 1.0}):
+            refused = host.handle(call, task, encode(message).data).failure
+            assert refused is not None and refused.kind == "refused"
