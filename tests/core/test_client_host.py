@@ -24,6 +24,7 @@ from polyfed.core.client import weights_of
 from polyfed.core.client_host import Host
 from polyfed.core.codec import encode
 from polyfed.core.engine import Call, Task
+from polyfed.core.payload import Value
 from polyfed.runs.state_store import FolderStore
 from polyfed.testing.toy_federation import ToyFederation
 
@@ -121,6 +122,7 @@ def test_messages_that_a_step_does_not_declare_are_refused() -> None:
     call, task = Call(1, 1, ("keep",), ("keep",)), Task("0", 0)
     with ToyFederation(Hoard, {}) as toy:
         host = _host(toy)
-        for message in ({}, {"model": {"w": torch.ones(2)}}, {"model": {}, "other": 1.0}):
+        wrong: list[dict[str, Value]] = [{}, {"model": {"w": torch.ones(2)}}, {"model": {}, "other": 1.0}]
+        for message in wrong:
             refused = host.handle(call, task, encode(message).data).failure
             assert refused is not None and refused.kind == "refused"
