@@ -10,7 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyfed.core.class_tables import ClassMeans, ClassTable, among_classes_of, mean_over_clients
+from polyfed.core.class_tables import (
+    ClassMeans,
+    ClassTable,
+    LastClassMeans,
+    among_classes_of,
+    mean_over_clients,
+)
 from polyfed.errors import PayloadError
 
 
@@ -121,3 +127,17 @@ def test_rows_of_some_classes_keep_their_counts() -> None:
     part = table.only([3, 1, 2])
     assert part.classes.tolist() == [1, 3] and part.values.tolist() == [[2.0], [3.0]]
     assert part.counted().tolist() == [6, 7] and table.without_counts().only([0]).counts is None
+
+
+def test_means_of_the_last_epoch_by_hand() -> None:
+    # Five samples in batches of two: an epoch is three batches, and the first epoch must not count.
+    means = LastClassMeans(3, samples=5)
+    for values in ([9.0, 9.0], [9.0, 9.0], [9.0], [1.0, 2.0], [3.0, 5.0], [8.0]):
+        labels = torch.tensor([0, 2][: len(values)])
+        means.add(torch.tensor(values)[:, None], labels)
+    table = means.table(1)
+    assert table.classes.tolist() == [0, 2]
+    assert table.values.tolist() == [[(1.0 + 3.0 + 8.0) / 3], [(2.0 + 5.0) / 2]]
+    assert table.counts is not None and table.counts.tolist() == [3, 2]
+    assert means.table(1, min_count=3).classes.tolist() == [0]
+    assert len(LastClassMeans(3, samples=5).table(1)) == 0

@@ -16,6 +16,7 @@ from polyfed.methods.feddistill import FedDistill, soft_cross_entropy
 from polyfed.methods.local import Local
 from polyfed.testing.engine_wrappers import RecordingEngine
 from polyfed.testing.rounds import InMemoryClients, run_rounds
+from polyfed.testing.toy_federation import ToyFederation
 from polyfed.training.losses import masked_mean
 
 LABELS = [0, 0, 1, 2, 2, 2]
@@ -202,6 +203,11 @@ def test_online_means_are_means_of_training_outputs(linears: Any) -> None:
         kept = outcome.checked().server[name]
         assert isinstance(kept, ClassTable)
         assert close(dict(zip(kept.classes.tolist(), kept.values.tolist(), strict=True)), rows)
+
+
+def test_online_means_of_several_epochs_count_every_sample_once() -> None:
+    with ToyFederation(FedDistill, {"collect": "online"}) as toy:
+        toy.run(toy.config(train={"batch_size": 4, "epochs": 2})).checked()  # replies with more samples are refused
 
 
 @pytest.mark.parametrize("fields", [{}, {"metric": "mse"}, {"leave_one_out": False}])

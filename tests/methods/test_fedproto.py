@@ -115,9 +115,9 @@ def test_counts_give_the_mean_over_the_union_and_uniform_the_mean_of_means(linea
 
 
 def test_prototypes_are_computed_after_or_during_training(linears: Any) -> None:
-    # One full batch: features seen while training are those before the only step, a clean pass sees those after it.
-    for collect, steps in (("after", 1), ("online", 0)):
-        client = ready(linears().client("0", LABELS))
+    # One full batch: features seen in the last of two steps are those before it, a clean pass sees those after it.
+    for collect, steps in (("after", 2), ("online", 1)):
+        client = ready(linears(settings={"epochs": 2}).client("0", LABELS))
         reply = FedProto(collect=collect).train(  # type: ignore[arg-type]
             client, Payload({"prototypes": ClassTable.empty(3).without_counts()})
         )
@@ -135,7 +135,7 @@ def test_prototypes_are_computed_after_or_during_training(linears: Any) -> None:
 def test_without_guidance_models_equal_local_training(fields: dict[str, Any]) -> None:
     given = {"guidance": 0.0, "allow_degenerate": True, **fields}
     with ToyFederation(FedProto, given) as toy:
-        config = toy.config(rounds=3)
+        config = toy.config(rounds=3, train={"batch_size": 4, "lr": 0.05, "epochs": 2})
         guided, local = toy.run(config).checked(), toy.run(config, method=Local()).checked()
         for k in "01234":
             mine, theirs = guided.client(k).weights("model"), local.client(k).weights("model")

@@ -4,7 +4,7 @@ Also the machinery behind them: the round loop (`rounds`), calls (`door`), evalu
 Nothing here knows a particular engine, dataset or method.
 """
 
-from polyfed.core.class_tables import ClassMeans, ClassTable
+from polyfed.core.class_tables import ClassMeans, ClassTable, LastClassMeans
 from polyfed.core.client import Client
 from polyfed.core.cohort import Cohort
 from polyfed.core.method import Method, Outgoing, Sends, register
@@ -29,6 +29,7 @@ __all__ = [
     "Value",
     "ClassTable",
     "ClassMeans",
+    "LastClassMeans",
     "TableField",
     "TensorField",
     "WeightsField",

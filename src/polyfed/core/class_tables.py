@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -161,8 +162,34 @@ def _robust_rows(rule: Aggregation, values: Tensor, weight: Tensor, positions: T
     return torch.stack(rows)
 
 
+class LastClassMeans:
+    """Class means over the last `samples` samples that were added, which are those of the last epoch of training.
+
+    Batches are kept as a whole: an older batch that does not fit is left out.
+    """
+
+    def __init__(self, num_classes: int, samples: int) -> None:
+        self._num_classes = num_classes
+        self._samples = samples
+        self._batches: deque[tuple[Tensor, Tensor]] = deque()
+        self._kept = 0
+
+    def add(self, vectors: Tensor, labels: Tensor) -> None:
+        self._batches.append((vectors.detach(), labels))
+        self._kept += len(labels)
+        while self._kept > self._samples and len(self._batches) > 1:
+            self._kept -= len(self._batches.popleft()[1])
+
+    def table(self, width: int, *, min_count: int = 1) -> ClassTable:
+        """Return the means, with counts, of the classes that have at least `min_count` samples."""
+        means = ClassMeans(self._num_classes)
+        for vectors, labels in self._batches:
+            means.add(vectors, labels)
+        return means.table(width, min_count=min_count)
+
+
 class ClassMeans:
-    """Running class means. Call `add` for every batch, during or after training, then `table`."""
+    """Running class means. Call `add` for every batch, then `table`."""
 
     def __init__(self, num_classes: int) -> None:
         self._num_classes = num_classes

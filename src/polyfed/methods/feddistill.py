@@ -13,7 +13,7 @@ from annotated_types import Ge
 from torch import Tensor
 
 from polyfed.core import ClassTable, Client, Cohort, Method, Needs, Payload, Reply, Sends, Server, register, step
-from polyfed.core.class_tables import ClassMeans, mean_over_clients
+from polyfed.core.class_tables import LastClassMeans, mean_over_clients
 from polyfed.core.options import Degenerate
 from polyfed.core.schema import OptionIs, TableField
 from polyfed.training.losses import masked_mean
@@ -36,7 +36,7 @@ class FedDistill(Method):
     guidance: Annotated[float, Ge(0), Degenerate(0)] = 1.0  # lambda, weight of the distillation loss
     metric: Literal["ce", "mse"] = "ce"  # compare probabilities (cross-entropy) or logits
     leave_one_out: bool = True  # leave the client's own outputs out of its target
-    collect: Literal["after", "online"] = "after"  # compute means after training, or from training batches
+    collect: Literal["after", "online"] = "after"  # compute means after training, or in its last epoch
     outputs: Literal["logits", "probabilities"] = "logits"  # what is averaged: outputs before or after softmax
     min_class_count: int = 1  # do not send classes with fewer samples
     allow_degenerate: bool = False  # accept guidance 0, which is local training
@@ -75,11 +75,12 @@ class FedDistill(Method):
     )
     def train(self, client: Client, msg: Payload) -> Reply:
         target, known = msg.table("outputs").dense(client.classes)
-        online = ClassMeans(client.classes)
+        online = LastClassMeans(client.classes, len(client.train))
 
         def loss(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
             z = client.model(x)
-            online.add(self.sent(z), y)
+            if self.collect == "online":
+                online.add(self.sent(z), y)
             if self.metric == "ce":
                 teacher = target[y] if self.outputs == "probabilities" else target[y].softmax(1)
                 distance = soft_cross_entropy(z, teacher)  # H(softmax G_y, softmax z)

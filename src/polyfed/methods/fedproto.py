@@ -15,7 +15,7 @@ from annotated_types import Ge
 from torch import Tensor
 
 from polyfed.core import ClassTable, Client, Cohort, Method, Needs, Payload, Reply, Sends, Server, register, step
-from polyfed.core.class_tables import ClassMeans, among_classes_of, mean_over_clients
+from polyfed.core.class_tables import LastClassMeans, among_classes_of, mean_over_clients
 from polyfed.core.method import Outgoing
 from polyfed.core.options import Degenerate
 from polyfed.core.schema import OptionIs, TableField
@@ -30,8 +30,9 @@ class FedProto(Method):
     The regulariser is the mean squared error between features and prototypes; the paper writes a distance. Prototypes
     are an unweighted mean over clients, as in the released code; `weights: counts` follows the paper's text, without
     the further division by the number of clients in Eq. 6.
-    Prototypes are computed after training in evaluation mode (`collect: after`), not from the features of training
-    batches. A class that no client reports keeps its prototype.
+    Prototypes are computed after training in evaluation mode (`collect: after`). `collect: online` takes the features
+    of the last epoch of training, which saves a pass over the data. They are normalised by batch, so noise for single
+    samples cannot protect them. A class that no client reports keeps its prototype.
 
     Clients are measured with the prototypes of the round that has just ended, as the authors do: on their own test
     samples among their own classes (in the released code), on the common test set among all classes. The accuracy
@@ -41,7 +42,7 @@ class FedProto(Method):
 
     guidance: Annotated[float, Ge(0), Degenerate(0)] = 1.0  # lambda, weight of the regulariser; later papers use 10
     weights: Literal["uniform", "counts"] = "uniform"  # weights of clients in a prototype: equal, or by samples
-    collect: Literal["after", "online"] = "after"  # compute prototypes after training, or from training batches
+    collect: Literal["after", "online"] = "after"  # compute prototypes after training, or in its last epoch
     predict_with: Literal["prototype", "head"] = "prototype"  # the nearest global prototype, or the client's head
     min_class_count: int = 1  # do not send classes with fewer samples
     allow_degenerate: bool = False  # accept guidance 0, which is local training
@@ -76,11 +77,12 @@ class FedProto(Method):
     def train(self, client: Client, msg: Payload) -> Reply:
         client.state["prototypes"] = msg["prototypes"]
         prototypes, known = msg.table("prototypes").dense(client.classes)
-        online = ClassMeans(client.classes)
+        online = LastClassMeans(client.classes, len(client.train))
 
         def loss(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
             f = client.model.features(x)
-            online.add(f, y)
+            if self.collect == "online":
+                online.add(f, y)
             distance = F.mse_loss(f, prototypes[y], reduction="none").mean(1)  # |f - P_y|^2 / d
             return F.cross_entropy(client.model.head(f), y), self.guidance * masked_mean(distance, known[y])
 
