@@ -63,6 +63,11 @@ def _papers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["toy", "--scale", "large"], "--scale is 'large'; known: cpu, paper"),
         (["toy", "--seeds", "x"], "--seeds is 'x'; expected integers of at least 0, such as 0,1,2 or 0-4"),
         (["toy", "--format", "pdf"], "--format is 'pdf'; known: json, md, table"),
+        (
+            ["toy", "--rows", "local,proto"],
+            "--rows names 'proto', which is not a row of this paper; did you mean 'fedproto'? Known: fedproto, head, "
+            "local",
+        ),
         (["toy", "--jobs", "0"], "--jobs is 0; expected 1 or more"),
         (["toy", "--tflops", "0"], "--tflops is 0.0; expected a number above 0"),
         (["toy", "--set", "rounds"], "the override 'rounds' is not of the form key=value, such as train.lr=0.05"),
@@ -92,6 +97,9 @@ def test_a_paper_is_run_and_written_to_a_page(capsys: pytest.CaptureFixture[str]
     shown = capsys.readouterr()
     assert "FedProto          not run (90.5)" in shown.out
     assert "4 of 4 runs have not finished" in shown.err
+    assert main([*command, "--rows", "local"]) == 0
+    assert sorted(path.name for path in Path("runs/toy/cpu").iterdir()) == ["digits-local-s0", "digits-local-s1"]
+    assert "FedProto          not run (90.5)" in capsys.readouterr().out
     assert main([*command, "table1", "--format", "json"]) == 0
     content = json.loads(capsys.readouterr().out)
     cells = {cell["row"]: cell for cell in content["tables"]["table1"]}

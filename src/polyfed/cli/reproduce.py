@@ -59,6 +59,15 @@ def reproduce(
             show_default="as measured by `polyfed bench device`; 30 for published settings",
         ),
     ] = None,
+    rows: Annotated[
+        str | None,
+        typer.Option(
+            "--rows",
+            metavar="NAMES",
+            help="Run only these rows, such as local,fedavg. The tables show all finished runs.",
+            show_default="all rows",
+        ),
+    ] = None,
     force: Annotated[
         bool,
         typer.Option("--force", help="Run again what was run with other settings or code. Old folders are kept."),
@@ -91,10 +100,11 @@ def reproduce(
         check_file_writable(page)
     folder = out / paper / scale
     grid = papers.plan_grid(loaded, chosen_scale, tables, chosen_seeds, folder, more=changes or [], root=root)
+    chosen = _with_rows(grid, loaded, rows)
     if check:
-        print_text(estimate(grid, chosen_scale, tflops))
+        print_text(estimate(chosen, chosen_scale, tflops))
         return
-    failed = False if finished else _run(grid, chosen_scale, tflops, jobs, force, quiet)
+    failed = False if finished else _run(chosen, chosen_scale, tflops, jobs, force, quiet)
     _print_results(loaded, chosen_scale, tables, chosen_seeds, grid, format, page, paper, changes or [])
     print_message(f"run folders: {folder}")
     if failed:
@@ -122,6 +132,17 @@ def _tables(paper: Paper, table: str | None, scale: Scale) -> list[str]:
     if table not in existing:
         raise InputError(f"{table} of {paper.title} does not exist at --scale {scale}; tables: {', '.join(existing)}")
     return [table]
+
+
+def _with_rows(grid: list[GridRun], paper: Paper, names: str | None) -> list[GridRun]:
+    """Return the runs of some rows, given as names separated by commas."""
+    if names is None:
+        return grid
+    rows = [name.strip() for name in names.split(",")]
+    for name in rows:
+        if name not in paper.rows:
+            raise InputError(f"--rows names '{name}', which is not a row of this paper; {nearest(name, paper.rows)}")
+    return [planned for planned in grid if any(row in rows for _, row in planned.cells)]
 
 
 def _run(grid: list[GridRun], scale: Scale, tflops: float | None, jobs: int | None, force: bool, quiet: bool) -> bool:
