@@ -20,7 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from scripts.reliability import results
-from scripts.reliability.federation import Federation, run_federation
+from scripts.reliability.federation import Federation, read_events, run_federation
 from scripts.reliability.processes import SUPERNODE, children, kill
 
 
@@ -34,11 +34,13 @@ def lose_site(federation: Federation, name: str) -> dict[str, Any]:
     before, victims = federation.rounds(), children(site.pid, SUPERNODE)
     kill(site.pid, *victims)
     seconds = federation.wait_for_rounds(before + 1)
+    finished = [event for event in read_events(federation.run) if event.get("event") == "round"][before]
+    reasons = {failure["client"]: failure["message"] for failure in finished["failures"]}
     site.wait(60)
     calls = federation.calls_of(name)
     federation.start_site(name)
     back = federation.wait(lambda: federation.calls_of(name) > calls, "the return of the site")
-    return {"seconds": round(seconds, 1), "back": round(back, 1)}
+    return {"seconds": round(seconds, 1), "back": round(back, 1), "reasons": reasons}
 
 
 def measure(folder: Path, moments: int, *, keys: bool) -> list[dict[str, Any]]:
