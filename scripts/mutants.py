@@ -41,6 +41,7 @@ SOURCES = ("src/polyfed/core", "src/polyfed/guards")
 TESTS = (
     "tests/core",
     "tests/guards",
+    "tests/deploy/test_hostile_replies.py",  # replies of evaluations and probes
 )
 MARKS = "not (sites or ray or browser or kills or processes or slow)"  # tests in one process
 CPU_SECONDS = 40  # of a mutant's process; a mutant that loops is ended by it

@@ -373,6 +373,21 @@ def test_silent_sites_are_noticed(setup: Setup, monkeypatch: pytest.MonkeyPatch)
     assert setup.gateway.silent_keys() == frozenset()
 
 
+def test_sites_with_large_messages_get_more_time(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A SuperNode that hashes a large message sends no requests meanwhile."""
+    monkeypatch.setattr(site_traffic, "SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(site_traffic, "BYTES_PER_SECOND", 10)
+    setup.upstream.reply = b"x" * 10_000  # takes 1,000 seconds
+    assert setup.post("/v1/fleet/pull-object").status_code == 200
+    setup.upstream.reply = b""
+    assert setup.post("/v1/fleet/pull-messages").status_code == 200
+    ticks = setup.gateway._app.traffic._ticks
+    wait_until(lambda: ticks[setup.key.pem] >= site_traffic.TICKS, "a silence that is too long for others")
+    assert setup.gateway.silent_keys() == frozenset()
+    monkeypatch.setattr(site_traffic, "BYTES_PER_SECOND", 1_000_000)
+    wait_until(lambda: setup.gateway.silent_keys() == {setup.key.pem}, "the loss of the site")
+
+
 def test_sites_that_were_lost_long_ago_are_forgotten(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(site_traffic, "SILENT_SECONDS", 0.2)
     monkeypatch.setattr(site_traffic, "FORGOTTEN_SECONDS", 0.5)

@@ -96,7 +96,10 @@ class ProxyApp:
             key, size = public_key(headers), int(headers[b"content-length"])
             alive = scope["raw_path"] != FLEET + b"activate-node"  # which a site repeats until it succeeds
             async with self.traffic.request(key, size, is_alive=alive and bool(key)):
-                await self._forward(scope, receive, send)
+                if scope["raw_path"] == FLEET + b"pull-messages":
+                    self.traffic.asked_for_messages(key)
+                self.traffic.transferred(key, size)
+                await self._forward(scope, receive, send, key)
         except RefusedError as refusal:
             self.counts.refused += 1
             self._notice(f"refused a request from {_client_address(scope)}: {refusal}")
@@ -117,7 +120,7 @@ class ProxyApp:
             send, 200, {"standing": status, "name": name, "version": polyfed.__version__, "time": time.time()}
         )
 
-    async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _forward(self, scope: Scope, receive: Receive, send: Send, key: bytes) -> None:
         path = scope["raw_path"].decode("ascii")
         self.counts.requests[path.removeprefix(FLEET.decode())] += 1
         headers = [(name, value) for name, value in scope["headers"] if name not in HOP_BY_HOP]
@@ -131,6 +134,7 @@ class ProxyApp:
                 started = True
                 async for piece in response.aiter_raw():
                     self.counts.to_sites += len(piece)
+                    self.traffic.transferred(key, len(piece))
                     event = {"type": "http.response.body", "body": piece, "more_body": True}
                     await asyncio.wait_for(send(event), SEND_SECONDS)
                 await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,7 +1,8 @@
 """Traffic of each site at the gateway: how much of its requests is in flight, and whether it is still there.
 
 A SuperNode asks for messages every three seconds, also while its site computes. One that has died is noticed here
-before Flower notices it: Flower waits for two heartbeats, up to a minute.
+before Flower notices it: Flower waits for two heartbeats, up to a minute. A SuperNode that hashes, stores or loads a
+large message sends no requests meanwhile, so sites with large messages get more time.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ MAX_IN_FLIGHT = 2 * MAX_BODY_BYTES  # bytes of bodies that a site may send at on
 WAIT_SECONDS = 30.0  # for which a request waits until other requests of its site have been forwarded
 SILENT_SECONDS = 8.0  # without a request, after which a site is taken as lost: rounds continue within ten seconds
 TICKS = 32  # in SILENT_SECONDS
+BYTES_PER_SECOND = 5_000_000  # of a site's largest message, for which it gets another second
 FORGOTTEN_SECONDS = 600.0  # without a request, after which a site is forgotten; Flower has noticed its loss by then
 
 
@@ -29,6 +31,8 @@ class SiteTraffic:
         # Ticks since the last sign of life. They pass only while the event loop runs, so that a busy coordinator does
         # not take its sites as lost.
         self._ticks: dict[bytes, int] = {}
+        self._message: Counter[bytes] = Counter()  # bytes in both directions since the site asked for messages
+        self._largest: dict[bytes, int] = {}  # value of _message so far
         self._clock: asyncio.Task[None] | None = None
 
     @contextlib.asynccontextmanager
@@ -56,9 +60,22 @@ class SiteTraffic:
         if self._clock is None:
             self._clock = asyncio.get_running_loop().create_task(self._count_ticks())
 
+    def asked_for_messages(self, key: bytes) -> None:
+        """Note that a site has dealt with the last message."""
+        self._message[key] = 0
+
+    def transferred(self, key: bytes, size: int) -> None:
+        """Count bytes of a message to or from a site."""
+        self._message[key] += size
+        self._largest[key] = max(self._largest.get(key, 0), self._message[key])
+
     def silent(self) -> frozenset[bytes]:
         """Return the keys of sites that have sent requests before and no longer do. May be called from any thread."""
-        return frozenset(key for key, ticks in list(self._ticks.items()) if ticks >= TICKS)
+        return frozenset(key for key, ticks in list(self._ticks.items()) if ticks >= self._allowed_ticks(key))
+
+    def _allowed_ticks(self, key: bytes) -> float:
+        more_seconds = self._largest.get(key, 0) / BYTES_PER_SECOND
+        return TICKS * (1 + more_seconds / SILENT_SECONDS)
 
     async def _wait_for_room(self, key: bytes, size: int) -> None:
         waited, step = 0.0, 0.05
@@ -75,5 +92,5 @@ class SiteTraffic:
                 if not self._requests[key]:  # otherwise the site waits for the SuperLink
                     self._ticks[key] += 1
                 if self._ticks[key] * SILENT_SECONDS / TICKS >= FORGOTTEN_SECONDS:
-                    for counts in (self._ticks, self._requests, self._in_flight):
+                    for counts in (self._ticks, self._requests, self._in_flight, self._message, self._largest):
                         counts.pop(key, None)
