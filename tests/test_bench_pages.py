@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from polyfed.benchmarks.page import write_section
+from polyfed.benchmarks.peer_models import NAMES
 from polyfed.benchmarks.peer_scripts import setting
 from polyfed.benchmarks.peers import write_samples
+from polyfed.benchmarks.synthetic import images
 from polyfed.cli.app import main
 from polyfed.config import parse
 from polyfed.federation import simulation
@@ -33,6 +35,8 @@ def test_a_section_of_a_page_is_replaced_and_the_rest_is_kept(tmp_path: Path) ->
     [
         (["overhead", "--htfllib", "."], "are for the benchmark peers, not for overhead"),
         (["peers", "--htfllib", "nowhere"], "nowhere, which is not a checkout of HtFLlib"),
+        (["peers", "--task", "fedprotto"], "--task is 'fedprotto'; did you mean 'fedproto'?"),
+        (["peers", "--task", "fedproto"], "--task fedproto compares with HtFLlib; give its checkout"),
     ],
 )
 def test_wrong_options_are_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,14 +47,18 @@ def test_wrong_options_are_refused(arguments: list[str], message: str, capsys: p
 def test_other_libraries_get_the_samples_of_the_clients(tmp_path: Path) -> None:
     config = {
         "method": "local",
+        "imports": ["polyfed.benchmarks.peer_models"],
+        "models": {"group": NAMES[:1]},
         "clients": 3,
-        "data": {"dataset": "digits", "limit": 60, "partition": {"scheme": "iid"}},
+        "data": {"partition": {"scheme": "iid"}},
     }
-    federation = simulation.build_federation(parse(config))
+    federation = simulation.build_federation(parse(config), data=images("samples", 60, 28, tmp_path / "cache"))
     write_samples(federation, tmp_path)
     share = setting.Share(tmp_path)
     assert share.clients == 3
     client = federation.make_client(federation.names[1])
     (inputs, labels), (x, y) = next(iter(client.train.batches(1000))), share.samples("train", 1)
     assert torch.equal(inputs, x) and torch.equal(labels, y)
+    weights = share.initial_model().state_dict()
+    assert torch.equal(weights["fc.weight"], federation.common_model(federation.specs[0].text).head.weight)
     assert federation.global_test is not None and len(share.samples("test")[1]) == len(federation.global_test)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from polyfed.data.dataset import balanced_limit
 from polyfed.data.local_split import local_split
 from polyfed.data.partition import Partition, make, matched_test, read, save
+from polyfed.data.partition_file import holds
 from polyfed.errors import InputError
 
 
@@ -128,6 +129,29 @@ def test_file_keeps_the_validation_part(tmp_path: Path) -> None:
     save(partition, tmp_path / "p.npz")
     back = read(tmp_path / "p.npz", clients=10, samples=600)
     assert all(np.array_equal(a, b) for a, b in zip(partition.validation, back.validation, strict=True))
+
+
+@pytest.mark.parametrize("clients", [3, 33_000])
+def test_file_is_an_npz_of_any_number_of_arrays(tmp_path: Path, clients: int) -> None:
+    """Zip files with more than 65,535 entries have a longer directory."""
+    train, test = (np.arange(2 * clients).reshape(2, clients)[part] for part in (0, 1))
+    partition = Partition(tuple(train[:, None]), tuple(test[:, None]))
+    save(partition, tmp_path / "p.npz")
+    with np.load(tmp_path / "p.npz") as arrays:
+        assert len(arrays.files) == 2 * clients
+        assert arrays["train_0"].tolist() == [0] and arrays[f"test_{clients - 1}"].tolist() == [2 * clients - 1]
+    assert holds(tmp_path / "p.npz", partition, samples=2 * clients)
+
+
+def test_file_of_numpy_is_compared_by_its_arrays(tmp_path: Path) -> None:
+    partition = Partition((np.array([0, 1]), np.array([2])), (np.array([3]), np.array([4])))
+    arrays = {"train_0": [0, 1], "train_1": [2], "test_0": [3], "test_1": [4]}
+    np.savez(tmp_path / "same.npz", **{name: np.array(indices) for name, indices in arrays.items()})
+    np.savez(
+        tmp_path / "other.npz", **{name: np.array(indices) for name, indices in (arrays | {"test_1": [5]}).items()}
+    )
+    assert holds(tmp_path / "same.npz", partition, samples=6)
+    assert not holds(tmp_path / "other.npz", partition, samples=6)
 
 
 GOOD = {"train_0": [0, 1], "test_0": [2], "train_1": [3, 4], "test_1": []}

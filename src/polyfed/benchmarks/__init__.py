@@ -60,7 +60,7 @@ def run(
         module = importlib.import_module(f"polyfed.benchmarks.{benchmark}")
         result: dict[str, Any] = {"name": benchmark, **module.measure(**(options if benchmark == "peers" else {}))}
         out.mkdir(parents=True, exist_ok=True)
-        (out / f"{benchmark}.json").write_text(json.dumps(result, indent=1))
+        (out / f"{result['name'].replace(' --task ', '-')}.json").write_text(json.dumps(result, indent=1))
         if page is not None:
             from polyfed.benchmarks.page import write_section
 

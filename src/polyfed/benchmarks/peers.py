@@ -6,7 +6,8 @@
 | `idle`: clients that do nothing | polyfed, Flower's simulation |
 | `lg-fedavg` and `fedproto`: four CNNs, evaluation in every round | polyfed, HtFLlib (if a checkout is given) |
 
-Ratios are computed within a turn. A comparison counts if the accuracies after the last round are close.
+Ratios are computed within a turn. A library that waits for its turn is paused, because Flower's simulation polls for
+messages between rounds. A comparison counts if the accuracies after the last round are close.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from polyfed.training import Samples
 
 CLIENTS, SAMPLES, TEST_SAMPLES, ROUNDS, IDLE_ROUNDS = 20, 6000, 1000, 8, 40
 CLOSE = 0.03  # largest difference of accuracies
+TASKS = ("fedavg", "idle", "lg-fedavg", "fedproto")
 
 
 class Contestant(Protocol):
@@ -47,9 +49,13 @@ class Contestant(Protocol):
 
 
 def measure(
-    data: Path | None = None, htfllib: Path | None = None, rounds: int = ROUNDS, clients: int = CLIENTS
+    data: Path | None = None,
+    htfllib: Path | None = None,
+    task: str | None = None,
+    rounds: int = ROUNDS,
+    clients: int = CLIENTS,
 ) -> dict[str, Any]:
-    """Return seconds per round, their spread, ratios to polyfed, and accuracies.
+    """Return seconds per round, their spread, ratios to polyfed, and accuracies, of one task or of all.
 
     `data` is a folder with Fashion-MNIST (None: the Hugging Face hub), `htfllib` a checkout of HtFLlib.
     """
@@ -79,10 +85,12 @@ def measure(
         }
         for method in ("lg-fedavg", "fedproto") if htfllib is not None else ():
             tasks[method] = (rounds, _against_htfllib(method, settings, folder, cores, str(htfllib)))
-        for task, (count, makers) in tasks.items():
-            figures |= _compare(task, count, makers)
+        for name, (count, makers) in tasks.items():
+            if task in (None, name):
+                figures |= _compare(name, count, makers)
     facts = {"clients": clients, "samples": SAMPLES, "batch": setting.BATCH, "rounds": rounds, "cores": cores}
-    return {"figures": figures, "settings": {**facts, "close": CLOSE, "htfllib": htfllib is not None}}
+    result = {"figures": figures, "settings": {**facts, "close": CLOSE, "htfllib": htfllib is not None}}
+    return result if task is None else {"name": f"peers --task {task}", **result}
 
 
 def _against_htfllib(
@@ -120,7 +128,7 @@ def _settings(data: Path | None, clients: int, rounds: int) -> dict[str, Any]:
 
 
 def write_samples(federation: simulation.SimulatedFederation, folder: Path) -> None:
-    """Write the samples of all clients, as polyfed's models receive them, for the other libraries."""
+    """Write the samples of all clients, as polyfed's models receive them, and the common initial weights."""
     arrays: dict[str, np.ndarray[Any, Any]] = {}
 
     def add(name: str, suffix: str, samples: Samples) -> None:
@@ -133,6 +141,9 @@ def write_samples(federation: simulation.SimulatedFederation, folder: Path) -> N
         add("test", str(number), client.test)
     if federation.global_test is not None:
         add("test", "", federation.global_test)
+    for name, tensor in federation.common_model(federation.specs[0].text).state_dict().items():
+        own_name = name.removeprefix("backbone.").replace("head.", "fc.")
+        arrays[f"initial_{own_name}"] = tensor.contiguous().numpy()
     np.savez(folder / "samples.npz", **arrays)  # type: ignore[arg-type]
 
 
@@ -215,7 +226,7 @@ class IdlePolyfed(IdleFederation):
 
 
 class Peer:
-    """Another library. It reports accuracies in every round if it `evaluates`, and otherwise on request."""
+    """Another library. It evaluates its models at the start of every round if it `evaluates`, else on request."""
 
     def __init__(
         self,
@@ -233,13 +244,14 @@ class Peer:
     def turn(self) -> float:
         """Run a round and return its seconds."""
         answer = self._process.ask()
-        if not self._idle:
-            self._accuracy = (answer if self._evaluates else self._process.ask())["accuracy"]
+        if not (self._idle or self._evaluates):
+            self._accuracy = self._process.ask()["accuracy"]
         return answer["seconds"]
 
     def accuracy(self) -> float | None:
         """Return the accuracy after the last round."""
-        return self._accuracy
+        # the evaluation at the start of one more round
+        return self._process.ask()["accuracy"] if self._evaluates else self._accuracy
 
     def close(self) -> None:
         self._process.close()

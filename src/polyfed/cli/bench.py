@@ -23,6 +23,10 @@ def bench(
         Path | None, typer.Option(help="Folder with Fashion-MNIST, for peers.", show_default="the Hugging Face hub")
     ] = None,
     htfllib: Annotated[Path | None, typer.Option(help="Checkout of HtFLlib, for peers.", show_default=False)] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(help="Task of peers: fedavg, idle, lg-fedavg or fedproto.", show_default="all tasks"),
+    ] = None,
 ) -> None:
     """Run benchmarks of speed and memory on this machine.
 
@@ -32,14 +36,21 @@ def bench(
 
     if name is not None and name not in benchmarks.names():
         raise InputError(f"there is no benchmark called '{name}'; {nearest(name, benchmarks.names())}")
-    if name not in (None, "peers") and (data or htfllib):
-        raise InputError(f"--data and --htfllib are for the benchmark peers, not for {name}")
+    if name not in (None, "peers") and (data or htfllib or task):
+        raise InputError(f"--data, --htfllib and --task are for the benchmark peers, not for {name}")
+    if task is not None:
+        from polyfed.benchmarks.peers import TASKS
+
+        if task not in TASKS:
+            raise InputError(f"--task is '{task}'; {nearest(task, TASKS)}")
+        if task in TASKS[2:] and htfllib is None:
+            raise InputError(f"--task {task} compares with HtFLlib; give its checkout with --htfllib")
     if htfllib is not None and not (htfllib / "system" / "flcore").is_dir():
         raise InputError(
             f"--htfllib is {htfllib}, which is not a checkout of HtFLlib: it has no folder system/flcore"
         )
     results = []
-    for result in benchmarks.run(name, page=page, data=data, htfllib=htfllib):
+    for result in benchmarks.run(name, page=page, data=data, htfllib=htfllib, task=task):
         results.append(result)
         if not json and "report" in result:
             print_text(result["report"])

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from polyfed.core.client_profile import Profile
+from polyfed.data.arrays import Ints
 from polyfed.data.dataset import Dataset
 from polyfed.data.partition_file import Partition
 
@@ -27,8 +28,13 @@ def client_metadata(
     return {
         "class_names": list(data.class_names),
         "clients": [
-            client_entry(profile, _label_counts(train_labels[train]), _label_counts(test_labels[test]))
-            for profile, train, test in zip(roster, partition.train, test_indices, strict=True)
+            client_entry(profile, train, test)
+            for profile, train, test in zip(
+                roster,
+                label_counts(train_labels, partition.train),
+                label_counts(test_labels, test_indices),
+                strict=True,
+            )
         ],
     }
 
@@ -44,6 +50,14 @@ def client_entry(profile: Profile, train: Mapping[str, int], test: Mapping[str, 
     }
 
 
-def _label_counts(labels: np.ndarray[Any, Any]) -> dict[str, int]:
-    classes, counts = np.unique(labels, return_counts=True)
-    return {str(label): int(count) for label, count in zip(classes, counts, strict=True)}
+def label_counts(labels: Ints, indices: Sequence[Ints]) -> list[dict[str, int]]:
+    """Return the samples per class of every client from the indices of its samples."""
+    counts: list[dict[str, int]] = [{} for _ in indices]
+    clients = np.repeat(np.arange(len(indices)), [len(part) for part in indices])
+    pairs = np.stack([clients, labels[np.concatenate(indices)]]) if len(clients) else np.empty((2, 0), np.int64)
+    # all clients in one sort: a call of numpy per client would take most of the time of a large population
+    width = int(pairs[1].max(initial=0)) + 1
+    keys, numbers = np.unique(pairs[0] * width + pairs[1], return_counts=True)
+    for key, number in zip(keys.tolist(), numbers.tolist(), strict=True):
+        counts[key // width][str(key % width)] = number
+    return counts

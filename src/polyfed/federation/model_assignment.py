@@ -18,19 +18,17 @@ def assign_models(config: Config) -> tuple[ModelSpec, ...]:
     if settings.clients is not None:
         if len(settings.clients) != n:
             raise InputError(f"models.clients has {len(settings.clients)} entries for {n} clients")
-        specs = [ModelSpec.of(entry) for entry in settings.clients]
+        return tuple(_with_common_settings(config, [ModelSpec.of(entry) for entry in settings.clients]))
+    members = _group_members(config)
+    if settings.assign == "round-robin":
+        choices = [k % len(members) for k in range(n)]
+    elif settings.assign == "blocks":
+        choices = [k * len(members) // n for k in range(n)]
+    elif settings.assign in ("smallest", "largest"):
+        choices = [0] * n  # a placeholder: sizes depend on the image shape, see `assign_by_size`
     else:
-        members = _group_members(config)
-        if settings.assign == "round-robin":
-            choices = [k % len(members) for k in range(n)]
-        elif settings.assign == "blocks":
-            choices = [k * len(members) // n for k in range(n)]
-        elif settings.assign in ("smallest", "largest"):
-            choices = [0] * n  # a placeholder: sizes depend on the image shape, see `assign_by_size`
-        else:
-            choices = rng.numpy_generator(config.seed, "models").integers(len(members), size=n).tolist()
-        specs = [members[choice] for choice in choices]
-    return tuple(_with_common_settings(config, specs))
+        choices = rng.numpy_generator(config.seed, "models").integers(len(members), size=n).tolist()
+    return tuple(members[choice] for choice in choices)
 
 
 def assigned_by_size(config: Config) -> bool:

@@ -119,14 +119,8 @@ class ServerFederation(FederationBase):
 
     def client_costs(self) -> dict[str, float]:
         """Return an estimate of the relative cost of each client's training: its samples times its model's size."""
-        sizes: dict[tuple[str, str], int] = {}  # by architecture
-        costs: dict[str, float] = {}
-        for profile in self.profiles():
-            key = (profile.architecture, profile.spec)
-            if key not in sizes:
-                sizes[key] = profile.size
-            costs[profile.name] = float(profile.samples * sizes[key])
-        return costs
+        sizes = {spec: self._architecture_profile(spec).size for spec in set(self.specs)}
+        return {name: float(self.num_samples(k) * sizes[self.specs[k]]) for k, name in enumerate(self.names)}
 
     def server_model(self, spec: str) -> SplitModel:
         """Build an architecture on the server's device, with its common initial weights."""

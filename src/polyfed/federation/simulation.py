@@ -100,9 +100,7 @@ class SimulatedFederation(ServerFederation):
         """Write `partition.npz` and `clients.json`. A resumed run must have the partition it started with."""
         partition, path = self.partition, folder.partition_file
         if path.exists():
-            saved = partition_file.read(path, clients=self.config.clients, samples=len(self.dataset.train.labels))
-            pairs = zip((*partition.train, *partition.test), (*saved.train, *saved.test), strict=True)
-            if not all(np.array_equal(now, before) for now, before in pairs):
+            if not partition_file.holds(path, partition, samples=len(self.dataset.train.labels)):
                 raise RunError(f"the data or its partition has changed since this run started; compare {path}")
         else:
             partition_file.save(partition, path)
@@ -147,12 +145,14 @@ class SimulatedFederation(ServerFederation):
         np.save(folder / "offsets.npy", np.cumsum([0, *(len(p) for p in parts)]))
         (folder / USER_CODE).write_text(self.config.user_code)
         (folder / WEIGHTS_FILE).write_bytes(user_code.initial_weights(self.config))
+        positions = {spec: position for position, spec in enumerate(dict.fromkeys(self.specs))}
         return {
             "config": self.config.to_dict(),
             "dataset": str(self.dataset.folder),
             "indices": str(folder),
             "start": self.start.write(folder / START_FILE),
-            "specs": [spec.to_json() for spec in self.specs],
+            "architectures": [spec.to_json() for spec in positions],
+            "specs": [positions[spec] for spec in self.specs],
             "imports": [*self.config.imports, *self._catalogue_modules()],
             "own_models": {
                 name: user_code.fingerprint(own.factory) for name, own in user_code.own_models(self.config).items()
@@ -189,12 +189,13 @@ class SimulatedFederation(ServerFederation):
         offsets = np.load(folder / "offsets.npy")
         parts = [indices[start:end] for start, end in itertools.pairwise(offsets)]
         n = config.clients
+        architectures = [ModelSpec.from_json(entry) for entry in description["architectures"]]
         federation = cls(
             config,
             datasets.open_cached(Path(description["dataset"])),
             Partition(tuple(parts[:n]), tuple(parts[n : 2 * n]), ()),
             tuple(parts[2 * n :]) or None,
-            tuple(ModelSpec.from_json(entry) for entry in description["specs"]),
+            tuple(architectures[position] for position in description["specs"]),
             catalogue.make(config.method),
             StartWeights.from_workers_file(folder / START_FILE, description["start"]),
         )

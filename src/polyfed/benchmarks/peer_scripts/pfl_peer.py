@@ -39,6 +39,7 @@ def main(folder: str, cores: int) -> None:
 
     torch.set_num_threads(cores)
     share, rounds, module = setting.Share(Path(folder)), setting.Rounds(), PflCNN()
+    module.load_state_dict(share.initial_model().state_dict())
 
     class Gate(TrainingProcessCallback):  # type: ignore[misc]
         """Answers at the end of a round and waits for the next request."""
