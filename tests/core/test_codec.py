@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripts.reliability.mutations import mutated, with_valid_digest
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from polyfed.core.class_tables import ClassTable
 from polyfed.core.codec import content_hash, decode, encode
-from polyfed.core.frame_digest import SHA256, START, XXH3
+from polyfed.core.frame_digest import BLAKE3, SHA256, START, XXH3
 from polyfed.core.message_header import DTYPES, read_header
 from polyfed.core.payload import Payload
 from polyfed.errors import PayloadError
@@ -292,10 +293,20 @@ def test_fast_checksums_detect_damage_and_are_refused_across_a_trust_boundary() 
     with pytest.raises(PayloadError, match="damaged"):
         decode(fast.data[:-1] + bytes([fast.data[-1] ^ 1]))
     read_header(slow.data, cryptographic=True)
-    with pytest.raises(PayloadError, match="messages between sites and their coordinator need SHA-256"):
+    with pytest.raises(PayloadError, match="messages between sites and their coordinator need BLAKE3 or SHA-256"):
         read_header(fast.data, cryptographic=True)
 
 
+def test_messages_of_sites_have_a_cryptographic_digest_and_states_keep_theirs() -> None:
+    payload: dict[str, Any] = {"weights": {"a": torch.arange(5.0)}, "text": "x"}
+    frame, state = encode(payload, BLAKE3), encode(payload)
+    assert frame.data.startswith(b"PF3\0") and frame.digest == blake3(frame.data[START:]).hexdigest()
+    assert state.data.startswith(b"PF1\0") and content_hash(decode(frame.data)) == state.digest
+    read_header(frame.data, cryptographic=True)
+    with pytest.raises(PayloadError, match="damaged"):
+        read_header(frame.data[:-1] + bytes([frame.data[-1] ^ 1]), cryptographic=True)
+
+
 def test_a_frame_of_an_unknown_version_is_refused_by_name() -> None:
-    with pytest.raises(PayloadError, match=r"has the format 'PF9', which this version .* it reads PF1 and PF2"):
+    with pytest.raises(PayloadError, match=r"has the format 'PF9', which this version .* it reads PF1, PF2, PF3"):
         decode(b"PF9\0" + encode({}).data[4:])

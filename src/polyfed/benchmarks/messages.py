@@ -17,7 +17,7 @@ import torch
 from polyfed.core.averaging import WeightedMean
 from polyfed.core.class_tables import ClassTable
 from polyfed.core.codec import decode, encode
-from polyfed.core.frame_digest import SHA256, XXH3
+from polyfed.core.frame_digest import BLAKE3, XXH3
 from polyfed.core.message_header import read_header
 from polyfed.runs.state_store import FolderStore
 
@@ -48,13 +48,13 @@ def measure() -> dict[str, Any]:
 
 def _measurements(payload: Mapping[str, Any]) -> dict[str, Callable[[], object]]:
     """Return what is measured with a payload, by name."""
-    inside, to_sites = encode(payload, XXH3).data, encode(payload, SHA256).data
+    inside, to_sites = encode(payload, XXH3).data, encode(payload, BLAKE3).data
     view = memoryview(inside)
     return {
         "copy": lambda: b"".join((b"", view)),
         "encode": lambda: encode(payload, XXH3),
         "decode": lambda: decode(inside, read_header(inside)),
-        "encode_for_sites": lambda: encode(payload, SHA256),
+        "encode_for_sites": lambda: encode(payload, BLAKE3),
         "decode_from_sites": lambda: decode(to_sites, read_header(to_sites, cryptographic=True)),
     }
 

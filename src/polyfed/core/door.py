@@ -16,7 +16,7 @@ from polyfed.core.codec import decode, encode, encode_each
 from polyfed.core.engine import INITIAL, Answer, Call, Engine, Failure, Task, rejection
 from polyfed.core.evaluation import Evaluator
 from polyfed.core.finite_values import check_finite
-from polyfed.core.frame_digest import SHA256, XXH3, FrameDigest
+from polyfed.core.frame_digest import BLAKE3, XXH3, FrameDigest
 from polyfed.core.ledger import Ledger
 from polyfed.core.message_header import MessageHeader, read_header
 from polyfed.core.method import Method, Outgoing
@@ -87,7 +87,7 @@ class Door:
     @property
     def digest(self) -> FrameDigest:
         """The digest of messages: a fast checksum unless they cross a trust boundary."""
-        return XXH3 if self.engine.trusted else SHA256
+        return XXH3 if self.engine.trusted else BLAKE3
 
     def read_header(self, frame: bytes) -> MessageHeader:
         """Check the size, digest and headers of a reply, and return its header."""
