@@ -60,5 +60,6 @@ def test_other_libraries_get_the_samples_of_the_clients(tmp_path: Path) -> None:
     (inputs, labels), (x, y) = next(iter(client.train.batches(1000))), share.samples("train", 1)
     assert torch.equal(inputs, x) and torch.equal(labels, y)
     weights = share.initial_model().state_dict()
-    assert torch.equal(weights["fc.weight"], federation.common_model(federation.specs[0].text).head.weight)
+    common = federation.common_model(federation.specs[0].text).state_dict()
+    assert torch.equal(weights["fc.weight"], common["head.weight"])
     assert federation.global_test is not None and len(share.samples("test")[1]) == len(federation.global_test)

@@ -145,11 +145,10 @@ def test_file_is_an_npz_of_any_number_of_arrays(tmp_path: Path, clients: int) ->
 
 def test_file_of_numpy_is_compared_by_its_arrays(tmp_path: Path) -> None:
     partition = Partition((np.array([0, 1]), np.array([2])), (np.array([3]), np.array([4])))
-    arrays = {"train_0": [0, 1], "train_1": [2], "test_0": [3], "test_1": [4]}
-    np.savez(tmp_path / "same.npz", **{name: np.array(indices) for name, indices in arrays.items()})
-    np.savez(
-        tmp_path / "other.npz", **{name: np.array(indices) for name, indices in (arrays | {"test_1": [5]}).items()}
-    )
+    train = {"train_0": np.array([0, 1]), "train_1": np.array([2])}
+    for name, last in (("same", 4), ("other", 5)):
+        arrays = {**train, "test_0": np.array([3]), "test_1": np.array([last])}
+        np.savez(tmp_path / f"{name}.npz", **arrays)  # type: ignore[arg-type]
     assert holds(tmp_path / "same.npz", partition, samples=6)
     assert not holds(tmp_path / "other.npz", partition, samples=6)
 

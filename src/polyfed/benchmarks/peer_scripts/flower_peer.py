@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import sys
@@ -132,6 +133,5 @@ def _average_models(grid: Grid, folder: str, clients: int) -> None:
 
 
 if __name__ == "__main__":
-    from peer_scripts import flower_peer
-
-    flower_peer.main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    # the module under its own name, which Ray's workers can import
+    importlib.import_module("peer_scripts.flower_peer").main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
