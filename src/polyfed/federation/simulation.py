@@ -99,11 +99,10 @@ class SimulatedFederation(ServerFederation):
     def save_metadata(self, folder: RunFolder, roster: Sequence[Profile]) -> None:
         """Write `partition.npz` and `clients.json`. A resumed run must have the partition it started with."""
         partition, path = self.partition, folder.partition_file
-        if path.exists():
-            if not partition_file.holds(path, partition, samples=len(self.dataset.train.labels)):
-                raise RunError(f"the data or its partition has changed since this run started; compare {path}")
-        else:
+        if not path.exists():
             partition_file.save(partition, path)
+        elif not partition_file.holds(path, partition, samples=len(self.dataset.train.labels)):
+            raise RunError(f"the data or its partition has changed since this run started; compare {path}")
         if not folder.clients_file.exists():
             folder.write_clients(client_metadata(roster, self.dataset, partition, self.matched_test))
 
