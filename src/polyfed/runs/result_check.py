@@ -34,7 +34,9 @@ def _numbers(result: Mapping[str, Any]) -> Iterator[Any]:
         yield result["rounds"]
     sections = [result.get("loss", {}), result["bytes"], result["seconds"]]
     sections += [one for one in result["accuracy"].values() if one is not None]
-    sections += [one for by in result.get("metrics", {}).values() for name, one in by.items() if name != "confusion"]
+    metrics = [one for by in result.get("metrics", {}).values() for name, one in by.items() if name != "confusion"]
+    yield from (one["final"] for one in metrics if one["final"] is not None)
+    sections += metrics
     for values in (value for section in sections for value in section.values()):
         if isinstance(values, list):
             yield from (value for value in values if value is not None)
