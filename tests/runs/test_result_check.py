@@ -20,6 +20,7 @@ RESULT: dict[str, Any] = {
 def test_metrics_need_a_final_value() -> None:
     check_result({**RESULT, "metrics": {"personal": {"macro_f1": {"final": None}, "confusion": []}}}, 1)
     check_result({**RESULT, "metrics": {"personal": {"macro_f1": {"final": 0.25}}}}, 1)
-    for damaged in ({}, {"final": "x"}, []):
+    wrong: list[Any] = [{}, {"final": "x"}, []]
+    for damaged in wrong:
         with pytest.raises(ValueError, match="holds no result that polyfed wrote"):
             check_result({**RESULT, "metrics": {"personal": {"x": damaged}}}, 1)
