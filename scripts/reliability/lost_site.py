@@ -29,8 +29,12 @@ def lose_site(federation: Federation, name: str) -> dict[str, Any]:
     site = federation.sites.pop(name)  # so that the federation does not start it again at once
     log = federation.folder / name / "supernode.log"
     os.kill(site.pid, signal.SIGSTOP)
-    received = log.read_text().count("Receiving:")
-    federation.wait(lambda: log.read_text().count("Receiving:") > received, "the next call")
+
+    def has_call() -> bool:  # it may have had one when it was stopped
+        text = log.read_text()
+        return text.count("Receiving:") > text.count("Sending:")
+
+    federation.wait(has_call, "the next call")
     before, victims = federation.rounds(), children(site.pid, SUPERNODE)
     kill(site.pid, *victims)
     seconds = federation.wait_for_rounds(before + 1)
