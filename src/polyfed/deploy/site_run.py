@@ -89,7 +89,7 @@ def wait_for_sites(link: GridLink, config: Config, check_alive: Callable[[], Non
             notified = notice
             notify(notice)
         check_alive()
-        time.sleep(0.2)
+        time.sleep(0.5)
 
 
 class SitesRecord:

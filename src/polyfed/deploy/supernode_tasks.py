@@ -50,7 +50,7 @@ from polyfed.deploy.flower_adapter import (
 )
 from polyfed.errors import PolyfedError, RunError
 
-POLL_SECONDS = 0.1
+POLL_SECONDS = 0.25  # between two questions for a task: an idle site should cost next to nothing
 # All types that a coordinator can put into a SuperNode's queue, so that no foreign task stays there unanswered.
 TASK_TYPES = (TaskType.CLIENT_APP, TaskType.AGENT_APP)
 

@@ -18,7 +18,7 @@ from polyfed.core.engine import Answer, Call, Failure, Task, TrainingStats
 from polyfed.engines import framing
 from polyfed.errors import PayloadError
 
-POLL_SECONDS = 0.2  # between two polls for replies; Flower's own interval is longer
+POLL_SECONDS = 0.4  # between two polls for replies, which cost the SuperLink time; Flower's own interval is longer
 
 
 @dataclass(frozen=True)
