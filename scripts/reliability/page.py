@@ -45,7 +45,7 @@ AFTER_KILLS = """\
 - The time until the next round has finished includes the round itself. A round between sites takes seconds, because Flower's SuperNode asks for
   messages every three seconds.
 - The test suite has {suite}."""
-SUITE = "six kills of workers, and five each of the main process, the fork server, coordinator, SuperLink, site and SuperNode"
+SUITE = "six kills of workers, five each of the main process and the fork server, and one each of coordinator, SuperLink, site and SuperNode (five each in `make test-all`)"
 
 
 class Results:

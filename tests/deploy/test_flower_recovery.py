@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from scripts.reliability.processes import SUPERLINK, SUPERNODE, children, kill
 from tests.deploy.direct_link import OWN_MODEL, OWN_SETTING, DirectLink, make_sites, own_data, run_over
@@ -26,11 +27,9 @@ from tests.deploy.polyfed_processes import (
 from polyfed.deploy.processes import free_port
 from polyfed.deploy.site_setup import own_data_setup
 
-KILLS = 5  # of each process
 SETTING: dict[str, Any] = {
     **OWN_SETTING,
     "name": "recovery",
-    "rounds": 4 * KILLS + 2,  # at most two rounds pass between two kills
     "evaluate": {"personal": False, "global": False},
     "checkpoint": {"seconds": 0.0},
     "engine": {"timeout": 100.0},
@@ -38,14 +37,16 @@ SETTING: dict[str, Any] = {
 }
 
 
-def test_killed_processes_recover_without_loss(tmp_path: Path) -> None:
-    """The SuperLink is killed five times, and so are the coordinator, a site and the SuperNode of another at once.
+@pytest.mark.parametrize("kills", [1, pytest.param(5, marks=pytest.mark.all_methods)])  # five take minutes
+def test_killed_processes_recover_without_loss(tmp_path: Path, kills: int) -> None:
+    """The SuperLink is killed, then the coordinator, a site and the SuperNode of another at once, `kills` times.
 
     The first time the site is killed in a call, and two sites swap their ports.
     """
+    setting = {**SETTING, "rounds": 4 * kills + 2}  # at most two rounds pass between two kills
     consortium = make_consortium(tmp_path, "ana", "ben", "cleo")
     (tmp_path / "model.py").write_text(OWN_MODEL)
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(SETTING))
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(setting))
     models = {"ana": str(tmp_path / "model.py"), "ben": "tiny-cnn", "cleo": "tiny-mlp"}
     data = {name: own_data(tmp_path / f"data-{name}", k) for k, name in enumerate(models)}
     run, port, moments = tmp_path / "run", free_port(), random.Random(0)
@@ -87,7 +88,7 @@ def test_killed_processes_recover_without_loss(tmp_path: Path) -> None:
         for name in models:
             start_site(name)
         wait_for_round("the first round")
-        for again in range(KILLS):
+        for again in range(kills):
             time.sleep(moments.uniform(0, 2))
             kill(*children(running["coordinator"].popen.pid, SUPERLINK))
             wait_for_round("a round with another SuperLink")
@@ -107,7 +108,7 @@ def test_killed_processes_recover_without_loss(tmp_path: Path) -> None:
         wait_until(lambda: running["coordinator"].popen.poll() is not None, "the end of the run", output)
     coordinator = running["coordinator"]
     assert coordinator.popen.returncode == 0, coordinator.output()
-    assert coordinator.output().count("resuming from its last checkpoint") == KILLS
+    assert coordinator.output().count("resuming from its last checkpoint") == kills
     result = json.loads((run / "result.json").read_text())
     absent = {(failure["round"], failure["client"]) for failure in result["failures"]}
     assert (killed_in, "ben") in absent and {failure["kind"] for failure in result["failures"]} == {"unavailable"}
@@ -128,7 +129,7 @@ def test_killed_processes_recover_without_loss(tmp_path: Path) -> None:
         name: own_data_setup(name, data[name], model, tmp_path / "direct" / name) for name, model in models.items()
     }
     expected = run_over(
-        WithAbsentSites(make_sites(tmp_path / "direct", setups).sites), SETTING, tmp_path / "expected"
+        WithAbsentSites(make_sites(tmp_path / "direct", setups).sites), setting, tmp_path / "expected"
     )
     assert result["state_hash"] == expected["state_hash"]
     assert result["bytes"]["up_by_round"] == expected["bytes"]["up_by_round"]

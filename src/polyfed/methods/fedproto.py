@@ -81,16 +81,15 @@ class FedProto(Method):
 
         def loss(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
             f = client.model.features(x)
-            if self.collect == "online":
-                online.add(f, y)
+            online.add(f, y)
             distance = F.mse_loss(f, prototypes[y], reduction="none").mean(1)  # |f - P_y|^2 / d
             return F.cross_entropy(client.model.head(f), y), self.guidance * masked_mean(distance, known[y])
 
         client.fit(loss)
+        width, least = client.profile.features, self.min_class_count
         if self.collect == "online":
-            return {"prototypes": online.table(client.profile.features, min_count=self.min_class_count)}
-        means = client.class_means(client.model.features, client.profile.features, min_count=self.min_class_count)
-        return {"prototypes": means}
+            return {"prototypes": online.table(width, min_count=least)}
+        return {"prototypes": client.class_means(client.model.features, width, min_count=least)}
 
     def publish(self, server: Server) -> Outgoing:
         return Outgoing({"prototypes": server.state["prototypes"]})
