@@ -56,8 +56,12 @@ def run_upstream(upstream: Upstream) -> Iterator[None]:
             upstream.headers.append({name.lower(): value for name, value in self.headers.items()})
             left, pieces = int(self.headers["content-length"]), []
             while left:
-                pieces.append(self.rfile.read1(min(left, 1 << 16)))
-                left -= len(pieces[-1])
+                piece = self.rfile.read1(min(left, 1 << 16))
+                if not piece:  # the gateway has closed the connection
+                    self.close_connection = True
+                    return
+                pieces.append(piece)
+                left -= len(piece)
                 upstream.first_piece.set()
             upstream.bodies.append(b"".join(pieces))
             self.send_response(200)
