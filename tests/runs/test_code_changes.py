@@ -209,6 +209,22 @@ def test_the_same_process_runs_the_edited_code(engine: str) -> None:
     assert again["config_hash"] == first["config_hash"]  # what earlier runs registered does not count
 
 
+def test_a_session_may_change_its_folder_between_runs_on_the_pool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Paths are relative to the folder of the session, whatever folder the fork server was started in."""
+    run = {**SETTINGS, "engine": {"name": "pool", "workers": 1}}
+    first = polyfed.run("quickstart", **run, out="run")
+    other = tmp_path / "other"
+    other.mkdir()
+    for name in ("mine.py", "helper.py"):
+        shutil.copy(name, other)
+    monkeypatch.chdir(other)
+    second = polyfed.run("quickstart", **run, out="run")
+    assert second["state_hash"] == first["state_hash"]
+    assert Path("run", "result.json").exists() and not list(other.glob("run/run*"))
+
+
 def test_a_module_of_the_session_that_has_changed_must_be_reloaded() -> None:
     import importlib
 

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any, Literal
 
 from polyfed import profiling
@@ -87,10 +88,9 @@ class PoolEngine:
         recorder = profiling.current()
         if recorder is not None:
             recorder.add_workers(len(workers))
-        profile = recorder is not None
-        self._setup = {"host_factory": host_factory, "description": description, "profile": profile}
-        self._devices = workers
-        self._timeout = timeout
+        self._setup = {"host_factory": host_factory, "description": description, "profile": recorder is not None}
+        self._setup["directory"] = str(Path.cwd())
+        self._devices, self._timeout = workers, timeout
         self._starter: ForkServer | SpawnedWorkers = SpawnedWorkers() if start == "spawn" else fork_server.acquire()
         self.affinity = WorkerAffinity(costs)
         self._workers = [self._start(index) for index in range(len(workers))]

@@ -37,6 +37,7 @@ def _run_tasks(connection: Connection, setup: Mapping[str, Any], recorder: Recor
     shared = b""
     try:
         os.environ.update(setup["environment"])  # before anything uses a GPU
+        os.chdir(setup["directory"])  # the fork server may have been started in another one
         with profiling.span("startup", "create the host"):
             host = make_host(setup["host_factory"], {**setup["description"], "device": setup["device"]})
     except Exception as error:
