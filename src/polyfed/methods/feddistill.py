@@ -79,7 +79,8 @@ class FedDistill(Method):
 
         def loss(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
             z = client.model(x)
-            online.add(self.sent(z), y)
+            if self.collect == "online":
+                online.add(self.sent(z), y)
             if self.metric == "ce":
                 teacher = target[y] if self.outputs == "probabilities" else target[y].softmax(1)
                 distance = soft_cross_entropy(z, teacher)  # H(softmax G_y, softmax z)
