@@ -8,6 +8,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,17 @@ SETTING: dict[str, Any] = {
 Save = Callable[[dict[str, Any]], None]
 
 
+@dataclass(frozen=True)
+class _Plan:
+    """What is killed, how often and at which moments; the kills so far, and how to save them."""
+
+    target: str
+    moments: int
+    draws: random.Random
+    kills: list[dict[str, Any]]
+    save: Callable[[], None]
+
+
 def kill_simulation(
     folder: Path, targets: Sequence[str], moments: int, seed: int, save: Save, *, rounds: int = ROUNDS
 ) -> dict[str, Any]:
@@ -47,45 +59,39 @@ def kill_simulation(
     while len(kills) < moments:
         out = folder / f"run{len(figures['runs'])}"
         kill_in_run = _kill_main if target == "main" else _kill_child
-        result = kill_in_run(setting, out, target, moments, draws, kills, lambda: save(figures))
+        result = kill_in_run(setting, out, _Plan(target, moments, draws, kills, lambda: save(figures)))
         equal = result["state_hash"] == whole["state_hash"] and result["failures"] == whole["failures"]
         figures["runs"].append({"failures": len(result["failures"]), "equal": equal})
         save(figures)
     return figures
 
 
-def _kill_main(
-    setting: dict[str, Any],
-    out: Path,
-    target: str,
-    moments: int,
-    draws: random.Random,
-    kills: list[dict[str, Any]],
-    save: Callable[[], None],
-) -> dict[str, Any]:
+def _kill_main(setting: dict[str, Any], out: Path, plan: _Plan) -> dict[str, Any]:
     """Start a run and kill it, again and again, until it has finished. Return its result."""
     config = out.with_suffix(".yaml")
     config.write_text(yaml.safe_dump(setting))
     killed_at: float | None = None
     while not (out / "result.json").exists():
         before = _rounds(out)
-        at_start, span = draws.random() < AT_START, draws.random()
+        at_start, span = plan.draws.random() < AT_START, plan.draws.random()
         process = warm_processes.Process("-m", "polyfed", "run", str(config), "--out", str(out), "--quiet")
-        deadline = time.monotonic() + (2 * span if at_start and len(kills) < moments else WAIT_SECONDS)
+        deadline = time.monotonic() + (2 * span if at_start and len(plan.kills) < plan.moments else WAIT_SECONDS)
         while process.poll() is None and time.monotonic() < deadline and _rounds(out) == before:
             time.sleep(0.01)
         if killed_at is not None and _rounds(out) > before:
-            kills[-1]["seconds"], killed_at = round(time.monotonic() - killed_at, 1), None
-        if len(kills) < moments and process.poll() is None:
+            plan.kills[-1]["seconds"], killed_at = round(time.monotonic() - killed_at, 1), None
+        if len(plan.kills) < plan.moments and process.poll() is None:
             time.sleep(0 if at_start else span)
             if process.poll() is None:
                 kill(process.pid)
                 writing = any((out / "checkpoint").glob("**/*.new"))
                 started = _rounds(out) > before
-                kills.append({"target": target, "phase": "write" if writing else "round" if started else "start"})
+                plan.kills.append(
+                    {"target": plan.target, "phase": "write" if writing else "round" if started else "start"}
+                )
                 killed_at = time.monotonic()
         process.wait(WAIT_SECONDS)
-        save()
+        plan.save()
     result: dict[str, Any] = json.loads((out / "result.json").read_text())
     return result
 
@@ -101,17 +107,9 @@ def _rounds(out: Path) -> int:
 class _Killer(threading.Thread):
     """An observer of a run, and a thread that kills a worker or the fork server between two rounds of it."""
 
-    def __init__(
-        self,
-        target: str,
-        moments: int,
-        draws: random.Random,
-        kills: list[dict[str, Any]],
-        save: Callable[[], None],
-    ) -> None:
+    def __init__(self, plan: _Plan) -> None:
         super().__init__(daemon=True)
-        self._target, self._moments, self._draws = target, moments, draws
-        self._kills, self._save = kills, save
+        self._plan = plan
         self._round_done = threading.Condition()
         self._rounds, self._round_seconds, self._ended = 0, 0.1, False
 
@@ -131,18 +129,18 @@ class _Killer(threading.Thread):
         self.join()
 
     def run(self) -> None:
-        while len(self._kills) < self._moments and self._wait_for_next_round():
-            time.sleep(self._draws.random() * min(self._round_seconds, 1.0))
+        while len(self._plan.kills) < self._plan.moments and self._wait_for_next_round():
+            time.sleep(self._plan.draws.random() * min(self._round_seconds, 1.0))
             own = os.getpid()
-            victims = workers_of(own) if self._target == "worker" else children(own, FORK_SERVER)
+            victims = workers_of(own) if self._plan.target == "worker" else children(own, FORK_SERVER)
             if not victims:
                 continue
             start = time.monotonic()
-            kill(self._draws.choice(victims))
-            self._kills.append({"target": self._target, "phase": "round"})
+            kill(self._plan.draws.choice(victims))
+            self._plan.kills.append({"target": self._plan.target, "phase": "round"})
             if self._wait_for_next_round():
-                self._kills[-1]["seconds"] = round(time.monotonic() - start, 1)
-            self._save()
+                self._plan.kills[-1]["seconds"] = round(time.monotonic() - start, 1)
+            self._plan.save()
 
     def _wait_for_next_round(self) -> bool:
         """Wait for the end of a round. Return False if the run has ended."""
@@ -152,17 +150,9 @@ class _Killer(threading.Thread):
             return not self._ended
 
 
-def _kill_child(
-    setting: dict[str, Any],
-    out: Path,
-    target: str,
-    moments: int,
-    draws: random.Random,
-    kills: list[dict[str, Any]],
-    save: Callable[[], None],
-) -> dict[str, Any]:
+def _kill_child(setting: dict[str, Any], out: Path, plan: _Plan) -> dict[str, Any]:
     """Run once, while a thread kills workers or the fork server. Return the result."""
-    killer = _Killer(target, moments, draws, kills, save)
+    killer = _Killer(plan)
     killer.start()
     try:
         return api.run(setting, out=out, observers=[killer])
