@@ -77,7 +77,16 @@ def test_new_clients_go_to_the_worker_with_the_least_work() -> None:
     affinity = WorkerAffinity({"c0": 1.0, "c1": 2.0, "c2": 3.0, "c3": 6.0})
     scheduler = CallScheduler(CALL, tasks(4), affinity, 2)
     assert [scheduler.next_task(0, idle=False) for _ in range(2)] == [3, None]
-    assert [scheduler.next_task(1, idle=False) for _ in range(4)] == [2, 1, 0, None]
+    assert [scheduler.next_task(1, idle=True) for _ in range(4)] == [2, 1, 0, None]
+
+
+def test_the_last_tasks_wait_for_an_idle_worker() -> None:
+    affinity = WorkerAffinity()
+    for task in tasks(5):
+        affinity.assign(task.client, 0)
+    scheduler = CallScheduler(CALL, tasks(5), affinity, 2)
+    assert [scheduler.next_task(0, idle=idle) for idle in (True, False, False, False)] == [0, 1, 2, None]
+    assert [scheduler.next_task(1, idle=True) for _ in range(3)] == [3, 4, None]
 
 
 def test_an_idle_worker_takes_the_longest_task_of_the_queue_with_the_most_work() -> None:
@@ -89,8 +98,9 @@ def test_an_idle_worker_takes_the_longest_task_of_the_queue_with_the_most_work()
 
 
 def test_only_the_running_task_times_out() -> None:
-    scheduler = CallScheduler(CALL, tasks(2), WorkerAffinity(), 1)
-    scheduler.timed_out(0, [scheduler.next_task(0, idle=True) or 0, scheduler.next_task(0, idle=False) or 1], 0.5)
+    scheduler = CallScheduler(CALL, tasks(3), WorkerAffinity(), 1)
+    assert [scheduler.next_task(0, idle=idle) for idle in (True, False)] == [0, 1]
+    scheduler.timed_out(0, [0, 1], 0.5)
     assert scheduler.next_task(0, idle=True) == 1
     scheduler.complete(1, Answer("c1"))
     late, fine = scheduler.ready_answers()

@@ -2,7 +2,10 @@
 
 The ideal trains the same models on the same batches: forward, backward and step, with batches prepared in advance and
 the fastest settings (fused optimiser, channels-last), in as many single-threaded processes. It is perfectly balanced:
-its time is the mean over the processes, not the slowest.
+its time is the mean over the processes, not the slowest. Both evaluate every model on its client's test samples.
+
+Two groups of models are measured: the small networks of `tiny4`, and the CNNs of the benchmark `peers`, which have
+0.6 to 2.6 million parameters.
 """
 
 from __future__ import annotations
@@ -20,16 +23,22 @@ from typing import Any, Self
 import torch
 import torch.nn.functional as F
 
+from polyfed.benchmarks.peer_models import NAMES
 from polyfed.benchmarks.synthetic import images
-from polyfed.config import Config, parse
+from polyfed.config import parse
 from polyfed.core.door import Door
 from polyfed.core.rounds import RoundLoop, initialise, one_torch_thread
 from polyfed.federation import simulation
 from polyfed.federation.engine_factory import make_engine
+from polyfed.training.evaluate import EVALUATION_BATCH
 from polyfed.training.fit import TrainSettings, make_optimizer
 
 CLIENTS, SAMPLES, SIZE, REPEATS = 20, 6000, 28, 11
 WORKERS = (1, 2)
+GROUPS: dict[str, dict[str, Any]] = {
+    "tiny4": {"models": {"group": "tiny4"}},
+    "cnns": {"models": {"group": NAMES}, "imports": ["polyfed.benchmarks.peer_models"]},
+}
 
 
 def measure() -> dict[str, Any]:
@@ -39,10 +48,18 @@ def measure() -> dict[str, Any]:
     other load on the machine affects all of them.
     """
     figures: dict[str, float] = {}
+    for group, settings in GROUPS.items():
+        figures |= {f"{group}_{name}": round(value, 4) for name, value in _measure_group(settings).items()}
+    facts = {"clients": CLIENTS, "samples": SAMPLES, "image": SIZE, "batch": 10, "repeats": REPEATS}
+    return {"figures": figures, "settings": {**facts, "group": ", ".join(GROUPS)}}
+
+
+def _measure_group(settings: dict[str, Any]) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder, one_torch_thread(), contextlib.ExitStack() as stack:
-        federation = _federation(Path(folder))
+        federation = _federation(Path(folder), settings)
         contests = {n: stack.enter_context(_Contest(federation, n, Path(folder) / str(n))) for n in WORKERS}
         turns = [{n: contest.turn(number) for n, contest in contests.items()} for number in range(1, REPEATS + 2)][1:]
+    figures: dict[str, float] = {}
     for n in WORKERS:
         figures[f"round_seconds_{n}_workers"] = statistics.median(turn[n][0] for turn in turns)
         figures[f"ideal_seconds_{n}_workers"] = statistics.median(turn[n][1] for turn in turns)
@@ -52,28 +69,13 @@ def measure() -> dict[str, Any]:
     figures["speedup_ratio"] = statistics.median(
         (turn[1][0] / turn[2][0]) / (turn[1][1] / turn[2][1]) for turn in turns
     )
-    settings = {
-        "clients": CLIENTS,
-        "samples": SAMPLES,
-        "image": SIZE,
-        "batch": 10,
-        "group": "tiny4",
-        "repeats": REPEATS,
-    }
-    return {"figures": {name: round(value, 4) for name, value in figures.items()}, "settings": settings}
+    return figures
 
 
-def _federation(folder: Path) -> simulation.SimulatedFederation:
-    config: Config = parse(
-        {
-            "method": "local",
-            "clients": CLIENTS,
-            "data": {"partition": {"scheme": "iid"}},
-            "models": {"group": "tiny4"},
-        }
-    )
+def _federation(folder: Path, settings: dict[str, Any]) -> simulation.SimulatedFederation:
     data = images("overhead", SAMPLES, SIZE, folder / "cache")
-    return simulation.build_federation(config, data=data)
+    config = {"method": "local", "clients": CLIENTS, "data": {"partition": {"scheme": "iid"}}, **settings}
+    return simulation.build_federation(parse(config), data=data)
 
 
 class _Contest:
@@ -88,6 +90,7 @@ class _Contest:
         roster = federation.profiles()
         server = initialise(federation.method, federation.server(roster))
         self._loop = RoundLoop(federation.method, server, Door(federation.method, self._engine, roster))
+        self._loop.measures = ("personal",)
 
     def turn(self, number: int) -> tuple[float, float]:
         """Return the seconds of a round on the pool, and of the same training in plain processes."""
@@ -137,13 +140,17 @@ def _train_plainly(connection: Connection, federation: simulation.SimulatedFeder
                 settings.batch_size, shuffle=client.stream("fit"), drop_single=client.model.has_batchnorm
             )
         )
-        client.model.train()
-        prepared.append((client.model, batches, make_optimizer(client.model.parameters(), settings)))
+        test = list(client.test.batches(EVALUATION_BATCH))
+        prepared.append((client.model, batches, test, make_optimizer(client.model.parameters(), settings)))
     while connection.recv_bytes():
         started = time.perf_counter()
-        for model, batches, optimizer in prepared:
+        for model, batches, test, optimizer in prepared:
+            model.train()
             for x, y in batches:
                 optimizer.zero_grad()
                 F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
+            model.eval()
+            with torch.inference_mode():
+                sum(int((model(x).argmax(1) == y).sum()) for x, y in test)
         connection.send_bytes(repr(time.perf_counter() - started).encode())

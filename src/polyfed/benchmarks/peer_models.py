@@ -7,6 +7,6 @@ from functools import partial
 from polyfed.benchmarks.peer_scripts import setting
 from polyfed.models import registry
 
-NAMES = [f"peer-cnn-{channels}" for channels in setting.CHANNELS]
-for _name, _channels in zip(NAMES, setting.CHANNELS, strict=True):
-    registry.register(_name, partial(setting.PeerCNN, _channels), head="fc")
+NAMES = [f"peer-cnn-{convolutions}-{hidden}" for convolutions, hidden in setting.SHAPES]
+for _name, _shape in zip(NAMES, setting.SHAPES, strict=True):
+    registry.register(_name, partial(setting.PeerCNN, *_shape), head="fc")

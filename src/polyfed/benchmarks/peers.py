@@ -96,9 +96,12 @@ def measure(
 def _against_htfllib(
     method: str, settings: dict[str, Any], folder: Path, cores: int, checkout: str
 ) -> dict[str, Callable[[], Contestant]]:
-    four = {**settings, "method": method, "models": {"group": NAMES}, "evaluate": {"global": False}}
+    # HtFLlib sets the same random seed before it creates the model of a client
+    models = {"group": NAMES, "shared_init": True}
+    four = {**settings, "method": method, "models": models, "evaluate": {"global": False}}
     if method == "fedproto":
-        four["method"] = {"name": "fedproto", "guidance": 1.0}
+        # HtFLlib takes its class means from the features of the last epoch, too
+        four["method"] = {"name": "fedproto", "guidance": 1.0, "collect": "online"}
     return {
         "polyfed": lambda: Polyfed(four, folder / method, cores, measure="personal"),
         "htfllib": lambda: Peer(

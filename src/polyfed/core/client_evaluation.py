@@ -7,7 +7,7 @@ from functools import partial
 
 from polyfed.core.client import Client
 from polyfed.core.engine import Call
-from polyfed.core.evaluation_reply import check_metrics, evaluate_predictions, metrics_of_way
+from polyfed.core.evaluation_reply import Way, check_metrics, evaluate_predictions, metrics_of_way
 from polyfed.core.method import Method
 from polyfed.core.model_probes import PROBES
 from polyfed.core.payload import Value
@@ -38,8 +38,12 @@ def measure_client(
         if samples is None:
             continue
         own = method.predict_personal if measure == "personal" else method.predict
-        for way, predict in {"": own, **method.also_predict()}.items():
-            name = measure + (f" by {way}" if way else "")
-            metrics = metrics_of_way(method, way, call.metrics)
-            reply |= evaluate_predictions(name, partial(predict, client), samples, metrics)
+        ways = {
+            measure + (f" by {way}" if way else ""): Way(
+                partial(predict, client), metrics_of_way(method, way, call.metrics)
+            )
+            for way, predict in {"": own, **method.also_predict()}.items()
+        }
+        with client.model.remembered_features():
+            reply |= evaluate_predictions(ways, samples)
     return reply

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor, int64
 
 from polyfed.core.codec import decode
@@ -17,15 +18,15 @@ from polyfed.core.message_header import MessageHeader
 from polyfed.core.method import Method
 from polyfed.core.payload import Payload, Value
 from polyfed.errors import PayloadError
-from polyfed.training import Samples, score
+from polyfed.training import Samples
 from polyfed.training.metrics import (
     CONFUSION,
     PROBABILITY_METRICS,
     SCALAR_METRICS,
-    class_scores,
     compute_metric,
     confusion_matrix,
 )
+from polyfed.training.samples import EVALUATION_BATCH
 
 MAX_SAMPLES = 10**12  # largest number of samples that an evaluation may report
 UNBOUNDED = frozenset({"log_loss"})  # all other metrics are at most 1
@@ -43,6 +44,14 @@ class EvaluationReply:
     shapes: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Way:
+    """A way of predicting: a function that returns one score per class, and the metrics that are computed with it."""
+
+    predict: Callable[[Tensor], Tensor]
+    metrics: tuple[str, ...] = ()
+
+
 def check_metrics(metrics: Sequence[str]) -> None:
     """Raise PayloadError for a metric that does not exist."""
     for metric in metrics:
@@ -56,22 +65,34 @@ def metrics_of_way(method: Method, way: str, metrics: Sequence[str]) -> tuple[st
     return tuple(m for m in metrics if not (without_probabilities and m in PROBABILITY_METRICS))
 
 
-def evaluate_predictions(
-    name: str, predict: Callable[[Tensor], Tensor], samples: Samples, metrics: Sequence[str]
-) -> dict[str, Value]:
-    """Return the fields of the reply for one measure."""
-    if not metrics or not len(samples):
-        result = score(predict, samples)
-        return {name: {"correct": result.correct, "total": result.total}}
-    scores = class_scores(predict, samples)
+@torch.no_grad()
+def evaluate_predictions(ways: Mapping[str, Way], samples: Samples) -> dict[str, Value]:
+    """Return the fields of the reply for ways of predicting, by name. All ways predict one batch, then the next."""
+    correct: dict[str, list[Tensor]] = {name: [] for name in ways}
+    scores: dict[str, list[Tensor]] = {name: [] for name in ways}
+    for x, y in samples.batches(EVALUATION_BATCH):
+        for name, way in ways.items():
+            predicted = way.predict(x)
+            correct[name].append((predicted.argmax(1) == y).sum())
+            if way.metrics:
+                scores[name].append(predicted)
+    fields: dict[str, Value] = {}
     labels = samples.labels.cpu()
-    correct = int((scores.argmax(1) == labels).sum())
-    fields: dict[str, Value] = {name: {"correct": correct, "total": len(samples)}}
-    for metric in metrics:
-        compute = confusion_matrix if metric == CONFUSION else None
-        value = compute(scores, labels) if compute else compute_metric(metric, scores, labels)
-        fields[f"{name} {metric}"] = value
+    for name, counts in correct.items():
+        total = int(torch.stack(counts).sum()) if counts else 0  # read once: that waits for a device
+        fields[name] = {"correct": total, "total": len(samples)}
+        if scores[name]:
+            fields |= _metrics(name, torch.cat(scores[name]).cpu(), labels, ways[name].metrics)
     return fields
+
+
+def _metrics(name: str, scores: Tensor, labels: Tensor, metrics: Sequence[str]) -> dict[str, Value]:
+    return {
+        f"{name} {metric}": (
+            confusion_matrix(scores, labels) if metric == CONFUSION else compute_metric(metric, scores, labels)
+        )
+        for metric in metrics
+    }
 
 
 def read_reply(

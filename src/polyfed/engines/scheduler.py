@@ -82,9 +82,12 @@ class CallScheduler:
 
     def next_task(self, worker: int, idle: bool) -> int | None:
         """Return the longest task in a worker's queue. If the queue is empty and the worker is idle, return the
-        longest task of the queue with the most work."""
+        longest task of the queue with the most work.
+
+        A busy worker gets none of the last tasks, one for each worker: whoever is idle first takes them.
+        """
         own = self._queues[worker]
-        if not own and not idle:
+        if not idle and (not own or sum(map(len, self._queues)) <= len(self._queues)):
             return None
         if self._buffered > BUFFER_LIMIT:
             return self._next_in_order() if idle else None

@@ -60,7 +60,7 @@ def _options(clients: int, algorithm: str) -> Namespace:
         algorithm=algorithm,
         dataset="peers",
         device="cpu",
-        models=[f"PeerCNN({channels})" for channels in setting.CHANNELS],
+        models=[f"PeerCNN{shape}" for shape in setting.SHAPES],
         num_classes=setting.CLASSES,
         num_clients=clients,
         batch_size=setting.BATCH,
