@@ -22,6 +22,7 @@ _NAMES = {
     "fedl2g": "client time of a FedL2G round, compared with FedDistill (logits) and FedProto (features)",
     "fedfree": "FedFree's server time in a round, compared with the clients' training time",
     "inco": "InCo's fraction of the time of a round with ten clients of tiny-resnets",
+    "means": "means of 20 ResNet-18 at the server (FedAvg, HeteroFL), compared with plain running sums",
     "memory": "peak memory of a client in a step of FedVTC, compared with FedProto with the same model",
     "messages": "GB/s of encoding and decoding 100 MB, compared with copying memory; time of small messages",
     "overhead": "time of a training round on the pool, compared with plain training loops in as many processes",

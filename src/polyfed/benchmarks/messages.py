@@ -1,4 +1,4 @@
-"""Messages: CPU time of encoding, decoding, averaging and writing, compared with a copy into new memory.
+"""Messages: CPU time of encoding, decoding, averaging and writing, compared with a copy of memory.
 
 Digests, copies and messages are measured in turns. Figures are medians, in GB/s or microseconds of CPU time.
 """
@@ -19,6 +19,7 @@ from polyfed.core.class_tables import ClassTable
 from polyfed.core.codec import decode, encode
 from polyfed.core.frame_digest import BLAKE3, XXH3
 from polyfed.core.message_header import read_header
+from polyfed.machine import keep_freed_memory
 from polyfed.runs.state_store import FolderStore
 
 TURNS = 9
@@ -29,6 +30,7 @@ WIDTH, CLASSES = 64, 10  # of the small message, a class table
 
 def measure() -> dict[str, Any]:
     """Return the throughput of large messages, the time of small ones, and ratios to a copy of memory."""
+    keep_freed_memory()  # as runs do
     generator = torch.Generator().manual_seed(0)
     large = {"weights": {f"layer{i}": torch.randn(NUMBERS, generator=generator) for i in range(TENSORS)}}
     table = ClassTable(torch.arange(CLASSES), torch.randn(CLASSES, WIDTH, generator=generator))

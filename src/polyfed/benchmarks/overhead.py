@@ -30,8 +30,8 @@ from polyfed.core.door import Door
 from polyfed.core.rounds import RoundLoop, initialise, one_torch_thread
 from polyfed.federation import simulation
 from polyfed.federation.engine_factory import make_engine
-from polyfed.training.evaluate import EVALUATION_BATCH
 from polyfed.training.fit import TrainSettings, make_optimizer
+from polyfed.training.samples import EVALUATION_BATCH
 
 CLIENTS, SAMPLES, SIZE, REPEATS = 20, 6000, 28, 11
 WORKERS = (1, 2)

@@ -10,6 +10,7 @@ from torch import Tensor
 from polyfed.core.aggregation import MEAN, Aggregation
 from polyfed.core.payload import Weights
 from polyfed.core.robust_mean import RobustOwnerMean
+from polyfed.models.slicing.owner_mean import add_scaled, empty_total
 
 
 class WeightedMean:
@@ -36,11 +37,9 @@ class WeightedMean:
             if not tensor.is_floating_point():
                 self._total[name] = torch.maximum(self._total[name], tensor) if name in self._total else tensor
                 continue
-            term = tensor.double() * weight
-            if name in self._total:
-                self._total[name] += term
-            else:
-                self._total[name], self._dtype[name] = term, tensor.dtype
+            if name not in self._total:
+                self._total[name], self._dtype[name] = empty_total(tensor), tensor.dtype
+            add_scaled(self._total[name], tensor, weight)
         self._weight += weight
 
     def result(self, otherwise: Weights) -> Weights:

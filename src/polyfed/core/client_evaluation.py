@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from functools import partial
 
@@ -44,6 +45,6 @@ def measure_client(
             )
             for way, predict in {"": own, **method.also_predict()}.items()
         }
-        with client.model.remembered_features():
+        with client.model.remembered_features() if len(ways) > 1 else contextlib.nullcontext():
             reply |= evaluate_predictions(ways, samples)
     return reply

@@ -20,6 +20,7 @@ from torch import Tensor
 from polyfed import profiling
 from polyfed.core.class_tables import ClassTable
 from polyfed.core.frame_digest import MAGIC_SIZE, SHA256, START, FrameDigest
+from polyfed.core.joined_bytes import join
 from polyfed.core.message_header import DTYPES, MessageHeader, TensorHeader, field_of, read_header
 from polyfed.core.payload import Payload, Scalar, Value
 from polyfed.errors import PayloadError
@@ -89,7 +90,7 @@ def _encode(payload: Mapping[str, Value], digest: FrameDigest) -> Frame:
     fields: dict[str, int] = dict.fromkeys(payload, 0)
     for path, tensor in tensors.items():
         fields[field_of(path)] += tensor.numel() * tensor.element_size()
-    return Frame(b"".join((digest.magic, digest.compute(parts), *parts)), fields)
+    return Frame(join((digest.magic, digest.compute(parts), *parts)), fields)
 
 
 def encode_each(each: Mapping[str, Mapping[str, Value]], digest: FrameDigest = SHA256) -> dict[str, Frame]:

@@ -19,6 +19,7 @@ from polyfed.deploy.processes import ChildProcess, flower_environment, free_port
 from polyfed.deploy.site import Site
 from polyfed.deploy.supernode_tasks import TaskRunner, create_secret
 from polyfed.errors import RunError
+from polyfed.machine import keep_freed_memory
 
 RETRY_SECONDS = 5.0  # between two attempts to reach a coordinator
 Notify = Callable[[str], None]
@@ -42,6 +43,7 @@ class SiteProcess:
         self._internal = loopback_certificates(folder / ".internal")
         self._port = self.port or free_port()
         self._stop = threading.Event()
+        keep_freed_memory()
         torch.set_num_threads(1)  # as in every engine: results must not depend on the number of cores
         self._supernode = self._start_supernode()
         address, authority = f"127.0.0.1:{self._port}", self._internal.authority

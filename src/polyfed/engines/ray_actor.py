@@ -23,7 +23,7 @@ from polyfed.engines import framing
 from polyfed.engines.fork_server import WORKER
 from polyfed.engines.ray_cluster import restore_proxy
 from polyfed.errors import PolyfedError, StateError
-from polyfed.machine import peak_rss
+from polyfed.machine import keep_freed_memory, peak_rss
 from polyfed.profiling import Recorder
 
 SMALL = 64 << 10  # smaller blocks travel inside the message; larger ones are mapped from Ray's object store
@@ -81,6 +81,7 @@ class Actor:
 
         `host_factory` is the 'module:function' that creates a host from a description, files and a store.
         """
+        keep_freed_memory()
         torch.set_num_threads(1)  # one core per worker; results then do not depend on the number of workers
         os.environ[WORKER] = "1"  # a user's file that is imported here must not start a run
         restore_proxy()

@@ -15,12 +15,13 @@ from polyfed import profiling
 from polyfed.core.client_host import Host
 from polyfed.core.engine import Call
 from polyfed.engines import framing
-from polyfed.machine import peak_rss
+from polyfed.machine import keep_freed_memory, peak_rss
 from polyfed.profiling import Recorder
 
 
 def serve(connection: Connection) -> None:
     """Run tasks until the connection is closed. The first message describes the host to create."""
+    keep_freed_memory()
     torch.set_num_threads(1)  # one core per worker; results then do not depend on the number of workers
     try:
         setup, _ = framing.receive(connection)

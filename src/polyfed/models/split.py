@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import operator
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -18,16 +19,16 @@ class SplitModel(nn.Module):
         self.head = head
         self.feature_dim = feature_dim
         self.classes = classes
-        self._remembers = False
+        self._parts: list[nn.Module] = []  # of the backbone, while features are remembered
         self._remembered: tuple[Tensor, _Version, Tensor] | None = None  # a batch, backbone, and features
 
     def features(self, x: Tensor) -> Tensor:
         """Return the features of a batch."""
         z: Tensor
-        if not self._remembers:
+        if not self._parts:
             z = self.backbone(x)
             return z
-        version = _Version(self.backbone)
+        version = _Version(self._parts)
         if self._remembered is not None and self._remembered[0] is x and self._remembered[1].same(version):
             return self._remembered[2]
         z = self.backbone(x)
@@ -37,11 +38,11 @@ class SplitModel(nn.Module):
     @contextlib.contextmanager
     def remembered_features(self) -> Iterator[None]:
         """Compute the features of a batch once, if it is evaluated several times with the same weights."""
-        self._remembers = True
+        self._parts = list(self.backbone.modules())
         try:
             yield
         finally:
-            self._remembers, self._remembered = False, None
+            self._parts, self._remembered = [], None
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.head(self.features(x))
@@ -54,12 +55,17 @@ class SplitModel(nn.Module):
 
 
 class _Version:
-    """The tensors of a module, how often each was written to, and the mode of every part."""
+    """The tensors of modules, how often each was written to, and the mode of every module."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
         # the tensors are kept, so that no other tensor gets the identity of one of them
-        self.tensors = [*module.parameters(), *module.buffers()]
-        self.state = [tensor._version for tensor in self.tensors], [part.training for part in module.modules()]
+        self.tensors = [
+            tensor
+            for module in modules
+            for tensor in (*module._parameters.values(), *module._buffers.values())
+            if tensor is not None
+        ]
+        self.state = [tensor._version for tensor in self.tensors], [module.training for module in modules]
 
     def same(self, other: _Version) -> bool:
-        return self.state == other.state and all(a is b for a, b in zip(self.tensors, other.tensors, strict=True))
+        return self.state == other.state and all(map(operator.is_, self.tensors, other.tensors))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
@@ -57,13 +58,16 @@ def select(tensor: Tensor, index: Index) -> Tensor:
 
 
 def region(index: Index, device: torch.device) -> tuple[Tensor | slice, ...]:
-    """Return the subscript that addresses these positions in place.
+    """Return the subscript that addresses these positions in place: slices if all of them are consecutive.
 
     Only adjacent axes may have index vectors: torch moves the axes to the front if a slice separates them.
     """
     cut_axes = [axis for axis, positions in enumerate(index) if positions is not None]
     if len(cut_axes) != (cut_axes[-1] - cut_axes[0] + 1 if cut_axes else 0):
         raise InputError(f"A slice cuts axes {cut_axes} of a tensor; expected adjacent axes.")
+    slices = [slice(None) if positions is None else _as_slice(positions) for positions in index]
+    if all(part is not None for part in slices):
+        return tuple(part for part in slices if part is not None)
     subscript: list[Tensor | slice] = []
     for axis, positions in enumerate(index):
         if positions is None:
@@ -72,6 +76,15 @@ def region(index: Index, device: torch.device) -> tuple[Tensor | slice, ...]:
             later = sum(1 for other in cut_axes if other > axis)
             subscript.append(positions.to(device).reshape(-1, *[1] * later))
     return tuple(subscript)
+
+
+@functools.lru_cache(maxsize=1024)  # by object: a tensor is equal to itself only, and clients share their cuts
+def _as_slice(positions: Tensor) -> slice | None:
+    """Return the slice that selects consecutive positions, or None if they are not consecutive."""
+    count = len(positions)
+    start = int(positions[0]) if count else 0
+    consecutive = torch.equal(positions.cpu(), torch.arange(start, start + count, device="cpu"))
+    return slice(start, start + count) if consecutive else None
 
 
 def extract(weights: Mapping[str, Tensor], cut: Cut) -> dict[str, Tensor]:

@@ -66,15 +66,15 @@ class OwnerMean:
         for name, part in weights.items():
             like = self._like[name]
             if name not in self._totals:
-                self._totals[name], self._weights[name] = _empty(like), _TotalWeight(like)
+                self._totals[name], self._weights[name] = empty_total(like), _TotalWeight(like)
             subscript, value = region(cut[name], like.device), part.detach().to(like.device)
             # Indexing with vectors returns a copy, which is written back below; indexing with slices returns a view.
-            total, copied = self._totals[name][subscript], any(positions is not None for positions in cut[name])
+            total, copied = self._totals[name][subscript], any(isinstance(part, Tensor) for part in subscript)
             if like.is_floating_point():
                 less = None if minus is None else minus[name].detach()
-                if less is not None and copied:
+                if less is not None:
                     less = less[subscript]
-                _add_scaled(total, value, less, 1.0 if times is None else times.get(name, 1.0), weight)
+                add_scaled(total, value, weight, minus=less, times=1.0 if times is None else times.get(name, 1.0))
             else:
                 total.copy_(torch.maximum(total, value))
             if copied:
@@ -135,7 +135,9 @@ def coverage(like: Mapping[str, Tensor], cuts: Iterable[tuple[Cut, float]]) -> d
     return {name: weight.total.expand(like[name].shape) for name, weight in weights.items()}
 
 
-def _add_scaled(total: Tensor, value: Tensor, minus: Tensor | None, times: float, weight: float) -> None:
+def add_scaled(
+    total: Tensor, value: Tensor, weight: float, *, minus: Tensor | None = None, times: float = 1.0
+) -> None:
     """Add `(value - minus) * times * weight` to a total, in double precision.
 
     Large tensors are added block by block, so that intermediate values stay in the processor's cache.
@@ -148,16 +150,17 @@ def _add_scaled(total: Tensor, value: Tensor, minus: Tensor | None, times: float
         parts = [(tensor,) for tensor in operands]
         buffer = None
     for part in zip(*parts, strict=True):
-        term = part[1].double() if buffer is None else buffer[: part[1].numel()].copy_(part[1])
+        term = torch.empty_like(part[1], dtype=torch.float64) if buffer is None else buffer[: part[1].numel()]
+        term.copy_(part[1])
         if minus is not None:
-            term = term - part[2] if buffer is None else term.sub_(part[2])
+            term.sub_(part[2])
         for factor in (times, weight):
             if factor != 1.0:
-                term = term * factor if buffer is None else term.mul_(factor)
+                term.mul_(factor)
         part[0].add_(term)
 
 
-def _empty(like: Tensor) -> Tensor:
+def empty_total(like: Tensor) -> Tensor:
     """Return the initial total: negative zero for sums, the smallest value of the type for integer maxima.
 
     Adding to negative zero preserves the sign of a first summand that is itself a zero.

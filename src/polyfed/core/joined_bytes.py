@@ -1,0 +1,43 @@
+"""Join parts of a large message into one bytes object.
+
+`b"".join` fills memory that the system has to provide in pages of 4 kB, which takes longer than copying the parts.
+Here, pages of 2 MB are requested where the system has them. Small messages are joined as usual.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Sequence
+
+import numpy as np
+
+LARGE = 4 << 20  # bytes of a message that is worth it
+ADVICE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux only
+
+
+def join(parts: Sequence[bytes | memoryview]) -> bytes:
+    """Return the parts as one bytes object."""
+    size = sum(part.nbytes if isinstance(part, memoryview) else len(part) for part in parts)
+    if size < LARGE or ADVICE is None:
+        return b"".join(parts)
+    # Python's C interface: a new object without content may be filled until somebody else has it
+    joined: bytes = _new_bytes(None, size)
+    start = int(_address(joined))
+    page = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    _madvise(page, start + size - page, ADVICE)  # pages stay small if the system has no others
+    position = start
+    for part in parts:
+        source = np.frombuffer(part, np.uint8)
+        ctypes.memmove(position, source.ctypes.data, source.nbytes)
+        position += source.nbytes
+    return joined
+
+
+_new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
+_new_bytes.argtypes, _new_bytes.restype = [ctypes.c_char_p, ctypes.c_ssize_t], ctypes.py_object
+_address = ctypes.pythonapi.PyBytes_AsString
+_address.argtypes, _address.restype = [ctypes.py_object], ctypes.c_void_p
+if ADVICE is not None:
+    _madvise = ctypes.CDLL(None).madvise
+    _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
