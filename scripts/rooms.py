@@ -45,7 +45,7 @@ ROOMS: dict[str, Room] = {
     "attack": _room("reconstruction attacks on recorded uploads", "api core federation guards runs training"),
     "deploy": _room(
         "federations between real sites on Flower: coordinator, sites, keys, gateway",
-        "__init__ api catalogue config core data engines experiment federation guards models runs trackers trained "
+        "__init__ api catalogue config core data engines experiment federation guards machine models runs trackers trained "
         "training",
     ),
     "__init__": _room(

@@ -30,7 +30,6 @@ from polyfed.federation.server_federation import ServerFederation
 from polyfed.federation.simulation import SimulatedFederation
 from polyfed.federation.summary import summary
 from polyfed.guards.privacy_cost import count_releases
-from polyfed.machine import keep_freed_memory
 from polyfed.runs.checkpoint import CLIENT_STATES, Checkpoint, Checkpoints
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.records import Result, RoundRecord
@@ -77,7 +76,6 @@ class Experiment:
     def run(self) -> Result:
         """Run all rounds, from the last valid checkpoint if there is one, and return the result."""
         # signal handlers first: once the folder is locked, other processes may ask this one to stop
-        keep_freed_memory()
         with one_torch_thread(), self._handle_signals():
             self.folder.lock()
             try:

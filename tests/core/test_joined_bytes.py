@@ -14,7 +14,7 @@ from polyfed.core.joined_bytes import LARGE, join
 @pytest.mark.parametrize("size", [0, 1, LARGE - 1, LARGE, LARGE + 4097])
 def test_large_and_small_parts_are_joined(size: int) -> None:
     numbers = np.random.default_rng(0).integers(0, 256, size, dtype=np.uint8)
-    parts = [b"head", memoryview(numbers), b"", memoryview(numbers[: size // 3]), b"end"]
+    parts: list[bytes | memoryview] = [b"head", numbers.data, b"", numbers[: size // 3].data, b"end"]
     joined = join(parts)
     assert isinstance(joined, bytes)
     assert joined == b"".join(parts)
@@ -29,4 +29,4 @@ def test_every_size_gives_the_same_bytes(parts: list[bytes]) -> None:
 
 def test_a_view_of_numbers_counts_its_bytes() -> None:
     numbers = np.arange(LARGE, dtype=np.float64)
-    assert join([memoryview(numbers), b"x"]) == numbers.tobytes() + b"x"
+    assert join([numbers.data, b"x"]) == numbers.tobytes() + b"x"

@@ -33,8 +33,10 @@ def measure() -> dict[str, Any]:
     old = model.state_dict()
     specs = [MODEL if width == 1 else f"{MODEL}@{width:g}" for width in WIDTHS]
     cuts = {spec: cut(model, skeleton(spec, shape=SHAPE, classes=CLASSES)) for spec in specs}
-    whole = [(extract(old, cuts[MODEL]), cuts[MODEL]) for _ in range(CLIENTS)]
-    parts = [(extract(old, cuts[spec]), cuts[spec]) for spec in specs for _ in range(CLIENTS // len(specs))]
+    whole: list[Reply] = [(extract(old, cuts[MODEL]), cuts[MODEL]) for _ in range(CLIENTS)]
+    parts: list[Reply] = [
+        (extract(old, cuts[spec]), cuts[spec]) for spec in specs for _ in range(CLIENTS // len(specs))
+    ]
     works: dict[str, Callable[[], object]] = {
         "fedavg_mean": lambda: _mean(old, whole, minus=old),
         "fedavg_sum": lambda: _running_sums(whole),

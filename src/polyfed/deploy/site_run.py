@@ -24,6 +24,7 @@ from polyfed.experiment import Experiment, Observer, versions
 from polyfed.federation import simulation
 from polyfed.federation.server_federation import ServerFederation
 from polyfed.federation.user_imports import import_user_modules
+from polyfed.machine import keep_freed_memory
 from polyfed.runs.atomic_files import write_atomically
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.records import Result
@@ -63,6 +64,7 @@ def run_over_sites(
     plan = plan_from_offers(config, link.offers)
     engine = FlowerEngine(link, run=record.run, timeout=config.engine.timeout or TIMEOUT)
     with trackers.track_run(config.track, tracking, notify) as watchers:
+        keep_freed_memory()
         experiment = Experiment(plan, folder, [*observers, *watchers], engine)
         if not folder.exists():
             made_with = {**versions(), "code": code_digests(config)}

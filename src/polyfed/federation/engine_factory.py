@@ -8,10 +8,12 @@ from polyfed.core.engine import Engine
 from polyfed.engines.serial import SerialEngine
 from polyfed.federation import placement
 from polyfed.federation.simulation import HOST_FACTORY, SimulatedFederation, make_host
+from polyfed.machine import keep_freed_memory
 
 
 def make_engine(federation: SimulatedFederation, store: Path, scratch: Path) -> Engine:
     """Create the engine that the config names. Client states go to `store`."""
+    keep_freed_memory()
     settings = federation.config.engine
     if settings.name == "ray":
         from polyfed.federation import ray_nodes
