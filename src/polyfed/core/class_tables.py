@@ -35,14 +35,15 @@ class ClassTable:
     bound: Bound | None = None  # how the rows were computed; not part of messages
 
     def __post_init__(self) -> None:
-        rows = len(self.classes)
-        if self.values.ndim != 2 or len(self.values) != rows:
+        rows = self.classes.shape[0]
+        if self.values.ndim != 2 or self.values.shape[0] != rows:
             raise PayloadError(f"a class table of {rows} classes has values of shape {tuple(self.values.shape)}")
         if self.counts is not None and self.counts.shape != (rows,):
             raise PayloadError(f"a class table of {rows} classes has counts of shape {tuple(self.counts.shape)}")
         if self.counts is not None and bool((self.counts < 1).any()):
             raise PayloadError("a row of a class table must be computed from at least one sample")
-        if rows > 1 and not bool((self.classes[1:] > self.classes[:-1]).all()):
+        labels = self.classes.cpu().numpy()  # for few numbers, its operations take less time than torch's
+        if rows > 1 and not bool((labels[1:] > labels[:-1]).all()):
             raise PayloadError("the classes of a class table must be ascending and distinct")
 
     @staticmethod
