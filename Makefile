@@ -6,7 +6,7 @@ PIP := $(BIN)/pip --disable-pip-version-check -q
 export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE  # containers set it; every process that a test starts would compile all modules again
 
-.PHONY: run run-dffke show-demo test all-tests test-fast test-all test-random test-method test-room test-sites test-ray \
+.PHONY: run run-dffke show-demo test static-checks all-tests test-fast test-all test-random test-method test-room test-sites test-ray \
   test-browser test-kills test-processes test-battery coverage bench setup lint types audit browser docs clean
 
 setup: $(VENV)/.installed
@@ -89,9 +89,11 @@ FILES := $(if $(shell test "$(SHARED_MEMORY)" -gt 4000000 2> /dev/null && echo y
 PROCESSES ?= 3
 PYTEST = $(FILES) $(BIN)/python -m pytest -n $(PROCESSES) --dist loadgroup
 
-# Types are checked while the first tests wait for sites and Ray.
-test: browser lint
-	@$(MAKE) --no-print-directory -j 2 types all-tests
+# Lint and types are checked while the first tests wait for sites and Ray.
+test: browser $(VENV)/.developer
+	@$(MAKE) --no-print-directory -j 2 static-checks all-tests
+
+static-checks: lint types
 
 all-tests: $(VENV)/.developer
 	$(PYTEST) $(SELECT)
@@ -103,8 +105,8 @@ test-fast: $(VENV)/.developer
 FAST = not sites and not ray and not browser and not kills and not processes and not battery and not slow
 
 # Everything, with the checks of engines on every method.
-test-all: browser lint
-	@$(MAKE) --no-print-directory -j 2 types all-tests SELECT=--all-methods
+test-all: browser $(VENV)/.developer
+	@$(MAKE) --no-print-directory -j 2 static-checks all-tests SELECT=--all-methods
 
 # Everything in random order. The first line of the output names the seed; repeat it with SEED=...
 test-random: browser $(VENV)/.developer

@@ -22,7 +22,28 @@ from polyfed.testing.toy_federation import ToyFederation
 OTHER_GRADIENT = {"fedl2g": {"gradient": "finite_diff"}}
 
 
-@pytest.mark.parametrize("name", METHODS)
+# One method of each kind of computation; all with --all-methods.
+REPRESENTATIVES = {
+    "fedavg": "averages models",
+    "fedproto": "class tables",
+    "fedl2g": "gradients of gradients",
+    "heterofl": "slices of a model",
+    "dffke": "images of a decoder",
+    "fedvtc": "a generative loss with noise",
+    "fedlatent": "synthetic features",
+    "fedgen": "a generator that the server trains",
+    "scaffold": "state that steps share",
+}
+EVERY_METHOD = [
+    pytest.param(name, marks=[] if name in REPRESENTATIVES else [pytest.mark.all_methods]) for name in METHODS
+]
+
+
+def test_representatives_exist() -> None:
+    assert set(REPRESENTATIVES) <= set(METHODS)
+
+
+@pytest.mark.parametrize("name", EVERY_METHOD)
 def test_a_method_on_a_device_gives_the_bits_of_the_cpu(name: str) -> None:
     with ToyFederation(catalogue.load(name), {**WORK.get(name, {}), **OTHER_GRADIENT.get(name, {})}) as toy:
         on_cpu = federation_run(toy, Place())
@@ -54,7 +75,7 @@ def test_aggregation_on_a_device_gives_the_bits_of_the_cpu(name: str, rule: Any)
 VARYING = {"fedl2g": "a reply with the rows of one class needs no check of their order; small batches have one class"}
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", EVERY_METHOD)
 def test_synchronisations_and_transfers_of_a_round_do_not_grow_with_its_steps(name: str) -> None:
     with ToyFederation(catalogue.load(name), WORK.get(name, {})) as toy:
         few, more = (device_run(toy, train=training(batch), rounds=1, evaluate=False) for batch in (8, 4))

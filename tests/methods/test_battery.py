@@ -38,9 +38,10 @@ from polyfed.errors import InputError
 METHODS = [name for name in catalogue.methods() if name != "fedktl"]
 
 
-# Checks that start worker processes run on one method of each kind of messages, and on all with --all-methods. What
-# they find in the other methods, state outside of `state` and hidden randomness, the checks in one process find too.
-CHECKS_OF_ENGINES = ["serial_equals_pool"]
+# Checks that start worker processes or write run folders run on one method of each kind of messages, and on all
+# methods with --all-methods. What they find in the other methods, state outside of `state` and hidden randomness, the
+# checks in one process find too.
+CHECKS_OF_ENGINES = ["serial_equals_pool", "resumed_equals_uninterrupted"]
 REPRESENTATIVES = {
     "local": "no messages",
     "fedavg": "one model",
@@ -81,7 +82,7 @@ def test_method_passes(method: str, check: str) -> None:
 OTHER_CHECKS = [
     name
     for name in testing.checks()
-    if name not in (*CHECKS_OF_ENGINES, "needs_checked_before_round_one", "non_slices_refused")
+    if name not in ("serial_equals_pool", "needs_checked_before_round_one", "non_slices_refused")
 ]
 QUICK_CHECKS = ["independent_of_client_order", "only_tensors_and_scalars", "client_with_one_sample"]
 

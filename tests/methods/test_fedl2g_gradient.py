@@ -18,6 +18,7 @@ from tests.methods.fedl2g_reference import (
     quiz_loss,
     run,
 )
+from tests.model_families import by_family
 from torch import Tensor, nn
 
 from polyfed.core import rng
@@ -49,7 +50,7 @@ def gradient(
 STUDY, QUIZ = [0, 1, 2, 0, 1, 2, 0, 0], [0, 1, 3, 0, 1, 3]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", by_family(MODELS))
 def test_equals_autograd_through_the_pseudo_step(name: str) -> None:
     # Deep networks with BatchNorm have gradients in the hundreds on a few small images. The tolerance is therefore
     # relative to the largest entry where that is above 1.

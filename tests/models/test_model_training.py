@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.model_families import by_family
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -72,7 +73,7 @@ def test_trains_and_evaluates_at_every_size(name: str, shape: tuple[int, int, in
         torch.testing.assert_close(model(x[:1]), logits[:1], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", IMAGE_MODELS)
+@pytest.mark.parametrize("name", by_family(IMAGE_MODELS))
 def test_a_step_is_the_same_twice(name: str) -> None:
     shape = (1, 16, 16)
     once, again = (step(seeded(narrow(name), shape), shape, 4).state_dict() for _ in range(2))

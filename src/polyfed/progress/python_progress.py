@@ -58,7 +58,7 @@ class NotebookProgress:
 
         self._run.rounds, self._run.resumed_at = config.rounds, done
         self._run.total = snapshot_until(folder, done)
-        self._handle = display(HTML(self.as_html()), display_id=True)  # type: ignore[no-untyped-call]
+        self._handle = display(HTML(self.as_html()), display_id=True)
 
     def round_done(self, record: RoundRecord) -> None:
         self._run.total.add(snapshot_of(record))
@@ -80,4 +80,4 @@ class NotebookProgress:
         if self._handle is not None:
             from IPython.display import HTML
 
-            self._handle.update(HTML(self.as_html()))  # type: ignore[no-untyped-call]
+            self._handle.update(HTML(self.as_html()))
