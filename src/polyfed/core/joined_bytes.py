@@ -34,10 +34,10 @@ def join(parts: Sequence[bytes | memoryview]) -> bytes:
     return joined
 
 
-_new_bytes = ctypes.pythonapi.PyBytes_FromStringAndSize
-_new_bytes.argtypes, _new_bytes.restype = [ctypes.c_char_p, ctypes.c_ssize_t], ctypes.py_object
-_address = ctypes.pythonapi.PyBytes_AsString
-_address.argtypes, _address.restype = [ctypes.py_object], ctypes.c_void_p
 if ADVICE is not None:
-    _madvise = ctypes.CDLL(None).madvise
+    # handles of our own: types of arguments that are set on `ctypes.pythonapi` would apply to everybody
+    _python, _system = ctypes.PyDLL(None), ctypes.CDLL(None)
+    _new_bytes, _address, _madvise = _python.PyBytes_FromStringAndSize, _python.PyBytes_AsString, _system.madvise
+    _new_bytes.argtypes, _new_bytes.restype = [ctypes.c_char_p, ctypes.c_ssize_t], ctypes.py_object
+    _address.argtypes, _address.restype = [ctypes.py_object], ctypes.c_void_p
     _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
