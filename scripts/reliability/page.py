@@ -106,6 +106,12 @@ def kills(results: Results, short: list[str]) -> list[str]:
         seconds = [kill["seconds"] for kill in done if "seconds" in kill]
         back = [kill["back"] for kill in done if "back" in kill]
         rows.append((name, len(done), f"{equal} of {len(runs)}", spread(seconds), spread(back)))
+    for figures in results.used.values():
+        if "joined" in figures:
+            targets = " and ".join({kill["target"]: TARGETS[kill["target"]] for kill in figures["kills"]}.values())
+            short.append(
+                f"Kills of {targets}: {figures['joined']}; the bits of the runs that were interrupted were not compared."
+            )
     head = (
         "process",
         "kills",
