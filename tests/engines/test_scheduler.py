@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -80,13 +81,17 @@ def test_new_clients_go_to_the_worker_with_the_least_work() -> None:
     assert [scheduler.next_task(1, idle=True) for _ in range(4)] == [2, 1, 0, None]
 
 
-def test_the_last_tasks_wait_for_an_idle_worker() -> None:
+@pytest.mark.parametrize(("seconds", "kept", "taken"), [(1.0, [0, 1, 2, None], [3, 4]), (0.01, [0, 1, 2, 3], [4])])
+def test_the_last_tasks_wait_for_an_idle_worker_unless_they_are_short(
+    seconds: float, kept: list[int | None], taken: list[int]
+) -> None:
     affinity = WorkerAffinity()
     for task in tasks(5):
         affinity.assign(task.client, 0)
+        affinity.record(CALL, Answer(task.client, seconds=seconds))
     scheduler = CallScheduler(CALL, tasks(5), affinity, 2)
-    assert [scheduler.next_task(0, idle=idle) for idle in (True, False, False, False)] == [0, 1, 2, None]
-    assert [scheduler.next_task(1, idle=True) for _ in range(3)] == [3, 4, None]
+    assert [scheduler.next_task(0, idle=idle) for idle in (True, False, False, False)] == kept
+    assert [scheduler.next_task(1, idle=True) for _ in range(3)] == [*taken, None, None][:3]
 
 
 def test_an_idle_worker_takes_the_longest_task_of_the_queue_with_the_most_work() -> None:

@@ -140,16 +140,22 @@ class Browser:
         return str(self.js(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''"))
 
     def click(self, selector: str) -> None:
-        """Click the middle of an element with the pointer."""
+        """Click the middle of an element with the pointer. Repeat this if the element has moved away meanwhile."""
         find = f"document.querySelector({json.dumps(selector)})"
         self.wait(f"{find} !== null")
-        self.js(f"{find}.scrollIntoView({{block: 'center', inline: 'center'}})")
-        box = self.js(
-            f"(() => {{ const b = {find}.getBoundingClientRect(); return [b.x, b.y, b.width, b.height] }})()"
-        )
-        place = {"x": box[0] + box[2] / 2, "y": box[1] + box[3] / 2}
-        for kind in ("mousePressed", "mouseReleased"):
-            self.call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **place)
+        self.js("window.clicks = 0")
+        for _ in range(20):
+            self.js(f"{find}.addEventListener('click', () => window.clicks++, {{once: true, capture: true}})")
+            self.js(f"{find}.scrollIntoView({{block: 'center', inline: 'center'}})")
+            box = self.js(
+                f"(() => {{ const b = {find}.getBoundingClientRect(); return [b.x, b.y, b.width, b.height] }})()"
+            )
+            place = {"x": box[0] + box[2] / 2, "y": box[1] + box[3] / 2}
+            for kind in ("mousePressed", "mouseReleased"):
+                self.call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **place)
+            if self.js("window.clicks ?? 1"):  # undefined: the click has opened another page
+                return
+        pytest.fail(f"{selector} cannot be clicked: something else is in front of it")
 
     def press(self, key: str) -> None:
         code, text = KEYS[key]

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from polyfed.core.engine import Answer, Call, Failure, Task
 
 BUFFER_LIMIT = 64 << 20  # bytes of answers out of order; beyond this, only the next task in order may run
+SHORT = 0.02  # seconds of a task that a worker may get while it is busy, however few are left
 MAX_DEATHS = 3  # a task during which this many workers died fails
 
 
@@ -84,10 +85,11 @@ class CallScheduler:
         """Return the longest task in a worker's queue. If the queue is empty and the worker is idle, return the
         longest task of the queue with the most work.
 
-        A busy worker gets none of the last tasks, one for each worker: whoever is idle first takes them.
+        A busy worker gets none of the last tasks, one for each worker, unless they are short: whoever is idle first
+        takes them.
         """
         own = self._queues[worker]
-        if not idle and (not own or sum(map(len, self._queues)) <= len(self._queues)):
+        if not idle and (not own or (self._expected[own[0]] >= SHORT and self._left() <= len(self._queues))):
             return None
         if self._buffered > BUFFER_LIMIT:
             return self._next_in_order() if idle else None
@@ -95,6 +97,10 @@ class CallScheduler:
             return own.popleft()
         fullest = max(self._queues, key=self._work)
         return fullest.popleft() if fullest else None
+
+    def _left(self) -> int:
+        """Return the number of tasks that no worker has yet."""
+        return sum(map(len, self._queues))
 
     def _next_in_order(self) -> int | None:
         """Return the task whose answer is next in order, from any queue."""
