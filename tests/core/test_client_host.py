@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
 
+from polyfed import catalogue
 from polyfed.core import (
     Client,
     Cohort,
@@ -126,3 +128,25 @@ def test_messages_that_a_step_does_not_declare_are_refused() -> None:
         for message in wrong:
             refused = host.handle(call, task, encode(message).data).failure
             assert refused is not None and refused.kind == "refused"
+
+
+def test_clients_are_dropped_from_memory_in_the_order_of_their_calls(tmp_path: Path) -> None:
+    with ToyFederation(catalogue.load("local"), {}) as toy:
+        federation = toy.federation(toy.config())
+        call, nothing, names = Call(1, 1, ("train",), ("train",)), encode({}).data, federation.names
+
+        def held(budget: int) -> list[bool]:
+            host = Host(federation, FolderStore(tmp_path / str(budget)), budget, 1 << 30)
+            for name in names:
+                assert host.handle(call, Task(name, 0), nothing).failure is None
+            return [host.holds(name, 1) for name in names]
+
+        assert held(1 << 40) == [True] * len(names)
+        states, clients = FolderStore(tmp_path / str(1 << 40)), map(federation.make_client, names)
+        sizes = [
+            len(states.read(client.name, 1)) + client.train.inputs.nbytes + client.test.inputs.nbytes
+            for client in clients
+        ]
+        for kept in range(1, len(names) + 1):
+            assert held(sum(sizes[-kept:])) == [False] * (len(names) - kept) + [True] * kept
+            assert held(sum(sizes[-kept:]) - 1).count(True) == max(1, kept - 1)

@@ -143,3 +143,14 @@ def test_magnitudes_need_three_replies_and_ignore_tiny_values() -> None:
     assert magnitudes.outliers("t", 10) == {}
     found = magnitudes.most_extreme()
     assert found is not None and found[0] == "b"
+
+
+def test_outliers_exceed_the_bound_times_the_median() -> None:
+    magnitudes = ReplyMagnitudes()
+    for client, value in (("a", 4.0), ("b", 4.0), ("c", 20.0)):
+        magnitudes.add("s", client, {"x": value})
+    assert magnitudes.outliers("s", 5) == {}
+    assert list(magnitudes.outliers("s", 4.9)) == ["c"]
+    assert magnitudes.most_extreme() is None  # a ratio of 5 is not suspicious
+    magnitudes.add("s", "c", {"x": 40.0})
+    assert magnitudes.most_extreme() == ("c", "field 'x' holds values up to 40, the median over clients is 4")
