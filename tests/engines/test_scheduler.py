@@ -89,7 +89,7 @@ def test_the_last_tasks_wait_for_an_idle_worker_unless_they_are_short(
     for task in tasks(5):
         affinity.assign(task.client, 0)
         affinity.record(CALL, Answer(task.client, seconds=seconds))
-    scheduler = CallScheduler(CALL, tasks(5), affinity, 2)
+    scheduler = CallScheduler(CALL, tasks(5), affinity, 2, share_last=True)
     assert [scheduler.next_task(0, idle=idle) for idle in (True, False, False, False)] == kept
     assert [scheduler.next_task(1, idle=True) for _ in range(3)] == [*taken, None, None][:3]
 

@@ -51,9 +51,23 @@ class WorkerAffinity:
 class CallScheduler:
     """Tasks of one call: one queue per worker, and a buffer of answers that wait for earlier ones."""
 
-    def __init__(self, call: Call, tasks: Sequence[Task], affinity: WorkerAffinity, workers: int) -> None:
+    def __init__(
+        self,
+        call: Call,
+        tasks: Sequence[Task],
+        affinity: WorkerAffinity,
+        workers: int,
+        *,
+        share_last: bool = False,
+    ) -> None:
+        """With `share_last`, a busy worker gets none of the last tasks, one for each worker, unless they are short.
+
+        Whoever is idle first takes them, so that all workers finish at about the same time. This is for workers to
+        which a client moves cheaply.
+        """
         self.call = call
         self.tasks = tasks
+        self._share_last = share_last
         self._affinity = affinity
         self._queues: list[deque[int]] = [deque() for _ in range(workers)]
         self._answers: dict[int, Answer] = {}
@@ -83,13 +97,9 @@ class CallScheduler:
 
     def next_task(self, worker: int, idle: bool) -> int | None:
         """Return the longest task in a worker's queue. If the queue is empty and the worker is idle, return the
-        longest task of the queue with the most work.
-
-        A busy worker gets none of the last tasks, one for each worker, unless they are short: whoever is idle first
-        takes them.
-        """
+        longest task of the queue with the most work."""
         own = self._queues[worker]
-        if not idle and (not own or (self._expected[own[0]] >= SHORT and self._left() <= len(self._queues))):
+        if not idle and (not own or (self._share_last and self._is_one_of_the_last(own[0]))):
             return None
         if self._buffered > BUFFER_LIMIT:
             return self._next_in_order() if idle else None
@@ -98,9 +108,9 @@ class CallScheduler:
         fullest = max(self._queues, key=self._work)
         return fullest.popleft() if fullest else None
 
-    def _left(self) -> int:
-        """Return the number of tasks that no worker has yet."""
-        return sum(map(len, self._queues))
+    def _is_one_of_the_last(self, number: int) -> bool:
+        """Whether a task is not short and no more tasks are left than there are workers."""
+        return self._expected[number] >= SHORT and sum(map(len, self._queues)) <= len(self._queues)
 
     def _next_in_order(self) -> int | None:
         """Return the task whose answer is next in order, from any queue."""
