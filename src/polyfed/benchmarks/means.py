@@ -38,10 +38,10 @@ def measure() -> dict[str, Any]:
         (extract(old, cuts[spec]), cuts[spec]) for spec in specs for _ in range(CLIENTS // len(specs))
     ]
     works: dict[str, Callable[[], object]] = {
-        "fedavg_mean": lambda: _mean(old, whole, minus=old),
+        "fedavg_mean": lambda: _mean(old, whole),
         "fedavg_sum": lambda: _running_sums(whole),
         "fedavg_difference_sum": lambda: _running_sums(whole, differences=True),
-        "heterofl_mean": lambda: _mean(old, parts, minus=old),
+        "heterofl_mean": lambda: _mean(old, parts),
         "heterofl_sum": lambda: _running_sums(parts),
         "heterofl_difference_sum": lambda: _running_sums(parts, differences=True),
     }
@@ -61,10 +61,10 @@ def measure() -> dict[str, Any]:
     return {"figures": figures, "settings": {"model": MODEL, "clients": CLIENTS, "widths": WIDTHS, "turns": TURNS}}
 
 
-def _mean(old: Weights, replies: list[Reply], minus: Weights) -> dict[str, Tensor]:
+def _mean(old: Weights, replies: list[Reply]) -> dict[str, Tensor]:
     mean = OwnerMean(old)
     for weights, positions in replies:
-        mean.add(weights, positions, 10.0, minus=minus)
+        mean.add(weights, positions, 10.0, minus=old)
     return mean.mean_difference()
 
 

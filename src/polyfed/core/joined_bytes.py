@@ -21,7 +21,7 @@ def join(parts: Sequence[bytes | memoryview]) -> bytes:
     size = sum(part.nbytes if isinstance(part, memoryview) else len(part) for part in parts)
     if size < LARGE or ADVICE is None:
         return b"".join(parts)
-    # Python's C interface: a new object without content may be filled until somebody else has it
+    # Python's C API allows writing into a new bytes object before it is returned to a caller
     joined: bytes = _new_bytes(None, size)
     start = int(_address(joined))
     page = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -35,7 +35,7 @@ def join(parts: Sequence[bytes | memoryview]) -> bytes:
 
 
 if ADVICE is not None:
-    # handles of our own: types of arguments that are set on `ctypes.pythonapi` would apply to everybody
+    # own library handles: argument types set on `ctypes.pythonapi` would change it for the whole process
     _python, _system = ctypes.PyDLL(None), ctypes.CDLL(None)
     _new_bytes, _address, _madvise = _python.PyBytes_FromStringAndSize, _python.PyBytes_AsString, _system.madvise
     _new_bytes.argtypes, _new_bytes.restype = [ctypes.c_char_p, ctypes.c_ssize_t], ctypes.py_object
