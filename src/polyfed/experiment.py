@@ -222,7 +222,7 @@ class Experiment:
             history,
             names=self.federation.names,
             server_state=self.server.state,
-            digests=door.ledger.digests,
+            digests=checkpoints.store.content_digests(door.ledger),
             other_memory=engine.peak_memory(),
             versions={**versions(), **recorded_device(self.federation.place), "code": self._recorded_code()},
             source=self.federation.source,

@@ -9,7 +9,7 @@ import hmac
 import json
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from polyfed import devices, profiling
@@ -20,7 +20,7 @@ from polyfed.core.client_maker import ClientMaker as ClientMaker
 from polyfed.core.codec import decode, encode
 from polyfed.core.engine import INITIAL, Answer, Call, StateStore, Task, TrainingStats
 from polyfed.core.finite_values import check_finite
-from polyfed.core.frame_digest import START, digest_kind
+from polyfed.core.frame_digest import SHA256, START, XXH3, digest_kind
 from polyfed.core.guard import Released, ReleaseLog
 from polyfed.core.loaded_client import LoadedClient
 from polyfed.core.memory_limits import failure_of, is_out_of_memory, repeat_with_less_memory
@@ -107,9 +107,7 @@ class Host:
             reply = self._run(loaded, call, task, shared)
             frame = encode(reply, digest_kind(shared)).data
             with profiling.span("write", "write state"):
-                self._commit(loaded, call.number)
-                if task.discard:
-                    self._store.discard(task.client, task.discard)
+                self._commit(loaded, call.number, task.discard, leaves=digest_kind(shared).cryptographic)
             client.settings = settings
         except Exception as error:
             self._drop(task.client)  # it may be half changed; its last state is in the store
@@ -269,12 +267,14 @@ class Host:
         self._loaded.move_to_end(name)
         return loaded
 
-    def _commit(self, loaded: LoadedClient, version: int) -> None:
+    def _commit(self, loaded: LoadedClient, version: int, discard: Sequence[int], *, leaves: bool) -> None:
+        """Store a client's new state. Its digest `leaves` the machine if messages to the client come from another."""
         saved: dict[str, Value] = {"model": loaded.client.model.state_dict(), "state": loaded.client.state}
         if loaded.released:
             saved["released"] = json.dumps(loaded.released)
-        frame = encode(saved)
-        self._store.write(loaded.client.name, version, frame.data)
+        # inside one run the digest only has to find damage; `core/state_digest.py` computes the one for `state_hash`
+        frame = encode(saved, SHA256 if leaves else XXH3)
+        self._store.write(loaded.client.name, version, frame.data, discard)
         # Copies, as after a restart: the state must not share memory with a message or with the model.
         loaded.client.state = detached_copy(loaded.client.state)
         loaded.version, loaded.digest = version, self._public_digest(frame.digest)

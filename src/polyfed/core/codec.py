@@ -1,7 +1,7 @@
 """Encoding of payloads: safetensors for tensors, JSON for the rest, and a digest of both. Pickle is never used.
 
 A frame is `PF1\\0 | sha256 of the rest | length of the JSON (8 bytes, little endian) | JSON | safetensors`. Messages
-inside one run begin with `PF2\\0`, messages to and from sites with `PF3\\0`, with another digest in the same place
+and states of one run begin with `PF2\\0`, messages to and from sites with `PF3\\0`, with another digest in that place
 (`core/frame_digest.py`).
 The JSON holds the scalars and the classes of every class table. The size of a field (`Frame.fields`) is the size of
 its tensors in bytes; the rest of the frame is overhead.

@@ -2,13 +2,13 @@
 
 | start | digest | used for |
 |---|---|---|
-| `PF1` | SHA-256 | states and checkpoints |
-| `PF2` | xxh3 with 128 bits | messages between processes of one run: serial, pool and Ray |
+| `PF1` | SHA-256 | checkpoints, states of sites |
+| `PF2` | xxh3 with 128 bits | messages between processes of one run (serial, pool and Ray), and its states |
 | `PF3` | BLAKE3 with 256 bits | messages to and from sites |
 
 SHA-256 and BLAKE3 are cryptographic: a changed frame has another digest. xxh3 finds damage only. A receiver on the
-other side of a trust boundary therefore accepts `PF1` and `PF3` only. BLAKE3 is faster than SHA-256; states keep
-SHA-256, because their digests are part of `state_hash`.
+other side of a trust boundary therefore accepts `PF1` and `PF3` only. BLAKE3 is faster than SHA-256, which is part
+of `state_hash`: `core/state_digest.py` computes it from the states at the end of a run.
 """
 
 from __future__ import annotations

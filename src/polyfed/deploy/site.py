@@ -70,8 +70,9 @@ class _Run:
 class DurableStore(FolderStore):
     """States of a site's client. A state is on disk before its reply is sent: the coordinator relies on it then."""
 
-    def write(self, client: str, version: int, frame: bytes) -> None:
+    def write(self, client: str, version: int, frame: bytes, discard: Sequence[int] = ()) -> None:
         write_atomically(self.path(client, version), frame)
+        self.delete(client, discard)
 
 
 class Site:

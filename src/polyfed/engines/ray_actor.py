@@ -55,16 +55,13 @@ class TaskStateStore:
         self._received.clear()
         return self._new.pop(client, b"")
 
-    def write(self, client: str, version: int, frame: bytes) -> None:
-        self._new[client] = frame
+    def write(self, client: str, version: int, frame: bytes, discard: Sequence[int] = ()) -> None:
+        self._new[client] = frame  # the receiver of the answer stores it and discards old ones
 
     def read(self, client: str, version: int) -> bytes:
         if (client, version) not in self._received:
             raise StateError(f"the state of client {client} after call {version} was not sent with its task")
         return self._received[client, version]
-
-    def discard(self, client: str, versions: Sequence[int]) -> None:
-        """Do nothing. The receiver of the answer discards states."""
 
 
 class Actor:

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import tempfile
 import threading
 from pathlib import Path
+from typing import BinaryIO
 
 from polyfed.errors import InputError, StateError
 
 
-def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Write a file atomically: readers see the old or the new content. `durable` waits until it is on disk."""
+def write_atomically(path: Path, data: bytes, *, durable: bool = True, spare: Path | None = None) -> None:
+    """Write a file atomically: readers see the old or the new content. `durable` waits until it is on disk.
+
+    `spare` is a file in the same folder that nobody needs any longer. It is overwritten and renamed, if it exists.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.new")
     try:
-        with temporary.open("wb") as file:
+        with _open_spare(spare, temporary) or temporary.open("wb") as file:
             file.write(data)
+            file.truncate()
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
@@ -27,6 +33,25 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise StateError(f"{path} could not be written: {error.strerror or error}") from None
+
+
+def _open_spare(spare: Path | None, temporary: Path) -> BinaryIO | None:
+    """Rename a spare file to `temporary` and open it. Delete it if writing would change something else, as a link."""
+    if spare is None:
+        return None
+    try:
+        spare.replace(temporary)
+        file = os.fdopen(os.open(temporary, os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0)), "wb")
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        return None
+    status = os.fstat(file.fileno())
+    if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
+        return file
+    file.close()
+    temporary.unlink()
+    return None
 
 
 def check_file_writable(path: Path) -> None:

@@ -23,6 +23,7 @@ from polyfed.core.place import Place
 from polyfed.core.round_stats import RoundStats
 from polyfed.core.rounds import RoundLoop, initialise, one_torch_thread
 from polyfed.core.server import Server
+from polyfed.core.state_digest import content_digests
 from polyfed.engines.serial import SerialEngine
 from polyfed.federation.summary import state_hash
 from polyfed.models.split import SplitModel
@@ -37,15 +38,13 @@ class MemoryStore:
     def __init__(self) -> None:
         self._frames: dict[tuple[str, int], bytes] = {}
 
-    def write(self, client: str, version: int, frame: bytes) -> None:
+    def write(self, client: str, version: int, frame: bytes, discard: Sequence[int] = ()) -> None:
         self._frames[client, version] = frame
+        for old in discard:
+            self._frames.pop((client, old), None)
 
     def read(self, client: str, version: int) -> bytes:
         return self._frames[client, version]
-
-    def discard(self, client: str, versions: Sequence[int]) -> None:
-        for version in versions:
-            self._frames.pop((client, version), None)
 
 
 @dataclass
@@ -154,5 +153,5 @@ def run_on_serial(
             outcome.round_stats.append(result.stats)
             outcome.accuracy |= result.evaluation.counts
     outcome.server, outcome.ledger, outcome.after_rounds = server.state, door.ledger, loop.digests
-    outcome.hash = state_hash(loop.clients, server.state, door.ledger.digests)
+    outcome.hash = state_hash(loop.clients, server.state, content_digests(states, door.ledger.versions))
     return outcome
