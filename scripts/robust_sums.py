@@ -5,7 +5,7 @@ seed. Accuracies are those of the honest clients. The check of magnitudes (`fail
 rejects million-fold replies before any rule sees them; the column "mean, check on" has the plain mean with it. Results
 are appended to a file, and runs that it holds are not repeated.
 
-    python scripts/robust_sums.py                       # all methods and seeds, about an hour on one core
+    python scripts/robust_sums.py                       # all methods and seeds, about 20 minutes on one core
     python scripts/robust_sums.py fedavg --seeds 0      # one method, one seed
     python scripts/robust_sums.py --table               # print the tables of docs/robust.md from the file
 """
