@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from sklearn import metrics as sk
 
 from polyfed.core.client import copy_into
 from polyfed.core.codec import decode, encode
@@ -83,6 +82,8 @@ def test_the_client_mean_gives_every_client_the_same_weight() -> None:
 
 
 def test_metrics_are_those_of_scikit_learn_on_the_clients_predictions(runs: MeasuredRuns) -> None:
+    from sklearn import metrics as sk  # here: it takes half a second to import
+
     result = RunFolder(runs.folders["serial"]).result()
     assert result is not None
     federation = runs.toy.federation(runs.toy.config(evaluate={"metrics": ALL}))

@@ -7,7 +7,6 @@ from typing import get_args
 
 import pytest
 import torch
-from sklearn import metrics as sk
 
 from polyfed.config.sections import Metric
 from polyfed.training.metrics import CONFUSION, SCALAR_METRICS, compute_metric, confusion_matrix
@@ -52,6 +51,8 @@ def test_calibration_error_averages_within_a_bin() -> None:
 
 
 def test_scikit_learn_gives_the_same_numbers() -> None:
+    from sklearn import metrics as sk  # here: it takes half a second to import
+
     generator = torch.Generator().manual_seed(3)
     scores = torch.randn(300, 5, generator=generator)
     labels = torch.randint(0, 5, (300,), generator=generator)
@@ -68,6 +69,8 @@ def test_scikit_learn_gives_the_same_numbers() -> None:
 
 def test_classes_without_test_samples() -> None:
     """AUROC is the mean over the classes present; with a single class it is not defined."""
+    from sklearn import metrics as sk  # here: it takes half a second to import
+
     scores = torch.tensor([[2.0, 1.0, 0.0, 0.0], [0.0, 2.0, 0.0, 3.0], [1.0, 0.0, 0.0, 0.0]])
     labels = torch.tensor([0, 1, 1])
     probabilities = scores.double().softmax(1).numpy()

@@ -8,7 +8,7 @@ import importlib.util
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,18 +81,25 @@ def make_filter(settings: str | Mapping[str, Any]) -> ServerFilter | None:
     return server_filter(**_checked("server_filter", server_filter, settings))
 
 
-def _checked(key: str, kind: type[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def _checked(key: str, kind: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options in a config section; raise InputError for unknown options and wrong types.
 
     Bounds are checked when the object is created (`polyfed.core.options`).
     """
     import dataclasses
-    from typing import get_type_hints
 
     given = {name: value for name, value in settings.items() if name != "name"}
     check_names(key, kind.name, given, [field.name for field in dataclasses.fields(kind)])
-    check_types(key, given, get_type_hints(kind))
+    if given:
+        check_types(key, given, _type_hints(kind))
     return given
+
+
+@lru_cache(maxsize=256)
+def _type_hints(kind: type[Any]) -> dict[str, Any]:
+    from typing import get_type_hints
+
+    return get_type_hints(kind)
 
 
 def check_method(settings: Mapping[str, Any]) -> None:

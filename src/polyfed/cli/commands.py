@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from functools import cache
 from typing import Annotated, get_type_hints
 
 import click
@@ -83,8 +84,9 @@ def _start(
         print_text(context.get_help())
 
 
+@cache
 def build_command() -> click.Command:
-    """Return the click command of the application."""
+    """Return the click command of the application, built once per process."""
     command = typer.main.get_command(app)
     _restore_argument_help(command)
     _reflow_help(command)

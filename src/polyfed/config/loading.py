@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,12 @@ def read_file(path: Path) -> dict[str, Any]:
 
 def preset_names() -> list[str]:
     """Return the names of all presets, sorted: 'quickstart', and 'fedl2g/table1-cifar100' for one in a subfolder."""
-    return sorted(path.relative_to(PRESETS).with_suffix("").as_posix() for path in PRESETS.rglob("*.yaml"))
+    return list(_preset_names())
+
+
+@cache
+def _preset_names() -> tuple[str, ...]:
+    return tuple(sorted(path.relative_to(PRESETS).with_suffix("").as_posix() for path in PRESETS.rglob("*.yaml")))
 
 
 def read_source(source: str | Path) -> dict[str, Any]:

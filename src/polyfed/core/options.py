@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt
@@ -25,7 +26,8 @@ class Degenerate:
 
 def check_options(instance: Any, section: str) -> None:
     """Raise InputError if an option is out of bounds; `section` is the config section of the method or filter."""
-    for name, bounds in option_bounds(type(instance)).items():
+    kind: Any = type(instance)
+    for name, bounds in option_bounds(kind).items():
         check_bounds(
             f"{section}.{name}",
             getattr(instance, name),
@@ -35,6 +37,7 @@ def check_options(instance: Any, section: str) -> None:
         )
 
 
+@lru_cache(maxsize=256)  # reading the hints of a class takes a millisecond, and a check creates many methods
 def option_bounds(owner: type[Any]) -> Mapping[str, tuple[Bound, ...]]:
     """Return the bounds of every option of a class that has some."""
     hints = get_type_hints(owner, include_extras=True)

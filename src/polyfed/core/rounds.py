@@ -16,6 +16,7 @@ from polyfed.core.cohort import Cohort
 from polyfed.core.door import Door, OutlierRepliesError, TooFewRepliesError
 from polyfed.core.evaluation import Evaluation
 from polyfed.core.finite_values import check_finite
+from polyfed.core.frame_digest import XXH3
 from polyfed.core.method import Method
 from polyfed.core.payload import State
 from polyfed.core.round_stats import RoundStats
@@ -38,7 +39,7 @@ def normalise_state(state: State) -> State:
     Raise PayloadError if the state cannot be saved. It is better to fail after the round that produced it than when
     the next checkpoint is due.
     """
-    return dict(decode(encode(state).data))
+    return dict(decode(encode(state, XXH3).data))
 
 
 @contextlib.contextmanager
@@ -93,7 +94,7 @@ class RoundLoop:
     def run_round(self, number: int) -> RoundResult:
         """Run one round. Repeat it from its start without clients whose replies make it fail, as long as enough
         clients are left, and if too few clients answered and repeats are left."""
-        before = self._saved_state or encode(self.server.state).data
+        before = self._saved_state or encode(self.server.state, XXH3).data
         repeats, last_error = self.repeats, ""
         while True:
             try:
@@ -170,7 +171,7 @@ class RoundLoop:
         door.evaluator.wait()
         if due and self.probe is not None:
             self.probe(selected)
-        self._saved_state = encode(server.state).data
+        self._saved_state = encode(server.state, XXH3).data
         server.state = server.place.state(dict(decode(self._saved_state)))
         for note in door.stats.notes:
             self._note(note)
