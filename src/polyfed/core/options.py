@@ -26,8 +26,7 @@ class Degenerate:
 
 def check_options(instance: Any, section: str) -> None:
     """Raise InputError if an option is out of bounds; `section` is the config section of the method or filter."""
-    kind: Any = type(instance)
-    for name, bounds in option_bounds(kind).items():
+    for name, bounds in option_bounds(type(instance)).items():
         check_bounds(
             f"{section}.{name}",
             getattr(instance, name),
@@ -37,9 +36,14 @@ def check_options(instance: Any, section: str) -> None:
         )
 
 
-@lru_cache(maxsize=256)  # reading the hints of a class takes a millisecond, and a check creates many methods
 def option_bounds(owner: type[Any]) -> Mapping[str, tuple[Bound, ...]]:
     """Return the bounds of every option of a class that has some."""
+    kind: Any = owner  # for mypy, which takes no class for hashable
+    return _read_bounds(kind)
+
+
+@lru_cache(maxsize=256)  # reading the hints of a class takes a millisecond, and a check creates many methods
+def _read_bounds(owner: Any) -> Mapping[str, tuple[Bound, ...]]:
     hints = get_type_hints(owner, include_extras=True)
     bounds = {field.name: tuple(_bounds_in(hints[field.name])) for field in dataclasses.fields(owner)}
     return {name: stated for name, stated in bounds.items() if stated}
