@@ -191,7 +191,7 @@ def test_a_sweep_leaves_out_what_cannot_run_and_skips_what_is_done(capsys: pytes
         "--out",
         "s",
     ]
-    refused = warm_processes.run("-m", "polyfed", *sweep)
+    refused = warm_processes.run("-m", "polyfed", *sweep, "--jobs", "1")
     assert refused.returncode == 2 and refused.stdout == "" and not Path("s").exists()
     assert refused.stderr.startswith("polyfed: 1 of 3 settings cannot run, so nothing was started; fedavg-s0: FedAvg")
     assert refused.stderr.endswith("to run the others, add --skip-invalid\n")
@@ -224,7 +224,7 @@ def test_a_sweep_goes_on_past_a_run_that_fails(capsys: pytest.CaptureFixture[str
         "        if self.bad: raise ValueError('on purpose')\n        super().round(server, cohort)\n"
     )
     sweep = ["sweep", "quickstart", "imports=[flawed.py]", "method=flawed", "method.bad=false,true", *SERIAL]
-    assert main([*sweep, "--out", "s"]) == 1
+    assert main([*sweep, "--out", "s", "--jobs", "1"]) == 1
     out, err = capsys.readouterr()
     assert "flawed-bad=true-s0 failed: ValueError: on purpose" in err and "Run folders: s" in out
     assert Path("s", "flawed-bad=false-s0", "result.json").exists()
