@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from pathlib import Path
 from types import ModuleType
@@ -143,6 +144,8 @@ def supervise(status: socket.socket, request: dict[str, Any], descriptors: list[
     server._control.close()  # the fork server ends with the command
     for descriptor in set(descriptors):
         os.close(descriptor)
+    while request["new_session"] and os.getpgid(pid) != pid:  # who kills its group must not kill that of the tests
+        time.sleep(0.001)
     status.sendall(pid.to_bytes(8, "little"))
     _, ended = os.waitpid(pid, 0)
     status.sendall(os.waitstatus_to_exitcode(ended).to_bytes(8, "little", signed=True))
