@@ -17,7 +17,7 @@ def compared(old: Path, new: Path) -> subprocess.CompletedProcess[str]:
 
 def test_equal_code_is_equal_and_a_moved_stream_is_found(tmp_path: Path) -> None:
     assert compared(ROOT, ROOT).returncode == 0
-    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("*.egg-info"))
     client = tmp_path / "src" / "polyfed" / "core" / "client.py"
     before = client.read_text(encoding="utf-8")
     assert 'purpose: str = "fit"' in before

@@ -122,7 +122,12 @@ def test_decoders_of_another_shape_are_rejected() -> None:
     ],
 )
 @pytest.mark.parametrize(
-    "check", ["independent_of_client_order", "client_with_one_sample", "independent_of_memory_budget"]
+    "check",
+    [
+        "independent_of_client_order",
+        "client_with_one_sample",
+        pytest.param("independent_of_memory_budget", marks=pytest.mark.all_methods),  # the defaults run always
+    ],
 )
 def test_options_pass_the_battery(fields: dict[str, Any], check: str) -> None:
     testing.run_check(check, FedVTC, {**FAST, **fields})

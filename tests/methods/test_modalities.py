@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from _pytest.mark import ParameterSet
 from tests import small
 
 from polyfed import api, catalogue
@@ -42,8 +43,17 @@ def dataset(kind: str, cache: Path) -> Dataset:
     return from_arrays(kind, values, labels, values[:30], labels[:30], cache=cache)
 
 
-@pytest.mark.parametrize("kind", list(GROUPS))
-@pytest.mark.parametrize("method", METHODS)
+def pairs() -> list[ParameterSet]:
+    """Pair all methods with all kinds of samples. Without --all-methods, each method runs on one of them."""
+    kinds = list(GROUPS)
+    return [
+        pytest.param(method, kind, marks=[] if number % len(kinds) == place else [pytest.mark.all_methods])
+        for number, method in enumerate(METHODS)
+        for place, kind in enumerate(kinds)
+    ]
+
+
+@pytest.mark.parametrize(("method", "kind"), pairs())
 def test_a_method_runs_or_refuses(method: str, kind: str, tmp_path: Path) -> None:
     needs = catalogue.load(method).needs
     first = {"table": "tiny-table-mlp", "series": "tiny-series-cnn", "text": "tiny-text-bag"}[kind]

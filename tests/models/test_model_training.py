@@ -14,6 +14,7 @@ from polyfed.models.catalogue import ARCHITECTURES
 
 IMAGE_MODELS = [name for name, architecture in ARCHITECTURES.items() if architecture.takes == "picture"]
 SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 64, 64)]
+ALWAYS = SHAPES[::2]
 
 
 def seeded(spec: ModelSpec | str, shape: tuple[int, int, int], classes: int = 10) -> SplitModel:
@@ -49,7 +50,13 @@ def step(model: SplitModel, shape: tuple[int, int, int], batch: int) -> SplitMod
     return model
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param(shape, marks=[] if shape in ALWAYS else [pytest.mark.all_methods], id=str(shape))
+        for shape in SHAPES
+    ],
+)
 @pytest.mark.parametrize("name", IMAGE_MODELS)
 def test_trains_and_evaluates_at_every_size(name: str, shape: tuple[int, int, int]) -> None:
     if not takes(name, shape):
