@@ -108,9 +108,9 @@ FAST = not sites and not ray and not browser and not kills and not processes and
 test-all: browser $(VENV)/.developer
 	@$(MAKE) --no-print-directory -j 2 static-checks all-tests SELECT=--all-methods
 
-# Everything in random order. The first line of the output names the seed; repeat it with SEED=...
+# Everything in random order. The printed command names the seed; repeat it with SEED=...
 test-random: browser $(VENV)/.developer
-	$(PYTEST) -p randomly --randomly-dont-reset-seed $(if $(SEED),--randomly-seed=$(SEED))
+	$(PYTEST) -p randomly --randomly-dont-reset-seed --randomly-seed=$(or $(SEED),$(shell date +%s))
 
 # One slow tier: `make test-sites`, `test-ray`, `test-browser`, `test-kills`, `test-processes` or `test-battery`.
 test-sites test-ray test-browser test-kills test-processes test-battery: test-%: browser $(VENV)/.developer
