@@ -311,7 +311,7 @@ def long_runs(results: Results, short: list[str]) -> list[str]:
 
 
 def damaged(results: Results, short: list[str]) -> list[str]:
-    rows = []
+    rows, notes = [], []
     for command in COMMANDS:
         figures = results.get(f"damaged-{command}")
         if figures is None:
@@ -323,12 +323,17 @@ def damaged(results: Results, short: list[str]) -> list[str]:
             short.append(f"Damaged run folders: `polyfed {command}` was run on {done:,} of {cases:,} cases.")
         if figures["problems"]:
             short.append(f"Damaged run folders: `polyfed {command}` has {len(figures['problems'])} problems.")
+        if mended := figures.get("mended"):
+            notes.append(
+                f"`polyfed {command}` had {mended['problems']} problems with `{mended['file']}`, which are mended. "
+                f"Its {mended['cases']} cases were run again; the others were run before that."
+            )
     text = """\
 ## Damaged run folders
 
 Every file of a run folder is damaged in every way of `tests/runs/damage.py`. A *problem* is a traceback, a crash, a command that does not end,
 a file from outside of the folder that is shown, or a sound run that is not shown next to the damaged one ([Resume a run](runs.md#damaged-run-folders))."""
-    return [text, table(("command", "cases", "problems"), rows)] if rows else [text]
+    return [text, table(("command", "cases", "problems"), rows), *notes] if rows else [text]
 
 
 def commands(results: Results) -> list[str]:

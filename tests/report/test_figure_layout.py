@@ -13,11 +13,12 @@ from tests.report.conftest import MakeRun
 from tests.report.test_figures import CONFUSION, INCO, LAYERS, write_all_artifacts, write_artifact
 from tests.ui.browser import Browser
 
+from polyfed.report.client_data import ClientData
 from polyfed.report.figure_kinds import KINDS, make
 from polyfed.report.figure_spec import FigureSpec, Options
 from polyfed.report.page import render
 from polyfed.report.rendering import IN_FILE, draw, styled
-from polyfed.report.run_record import ClientData, RunRecord, read
+from polyfed.report.run_record import RunRecord, read
 
 ALPHA = "data.partition.alpha"
 LONG = "a-method-with-a-rather-long-name"

@@ -143,3 +143,20 @@ def test_folders_without_runs(tmp_path: Path) -> None:
 def test_folder_given_twice_is_read_once(make_run: MakeRun, tmp_path: Path) -> None:
     folder = make_run()
     assert len(read_all([tmp_path, folder, folder])[0]) == 1
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["zero"], "client 0 has samples of class 1, but class_names has 1 names"),
+        ("zero", "class_names is a str, expected a list"),
+        ({"0": "zero"}, "class_names is a dict, expected a list"),
+    ],
+)
+def test_class_names_that_do_not_fit_the_counts_are_damage(make_run: MakeRun, names: object, message: str) -> None:
+    file = RunFolder(make_run()).clients_file
+    content = json.loads(file.read_text())
+    content["clients"][0]["train"] = {"0": 3, "1": 2}
+    file.write_text(json.dumps({**content, "class_names": names}))
+    with pytest.raises(InputError, match=message):
+        read(file.parent)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from polyfed.comparison.settings import ALGORITHM, NO_FILTER, shared_settings, split_by_settings
 from polyfed.comparison.table import sort_key
 from polyfed.errors import InputError, nearest
-from polyfed.report.run_record import RunRecord, clean
+from polyfed.report.clean_text import clean
+from polyfed.report.run_record import RunRecord
 from polyfed.report.styles import Style, style_of_method
 from polyfed.runs.config_text import UNSET
 

@@ -13,6 +13,8 @@ from typing import Any
 
 from polyfed.comparison.runs import Run, run_folders
 from polyfed.errors import InputError
+from polyfed.report.clean_text import clean
+from polyfed.report.client_data import ClientData, read_clients
 from polyfed.report.events import read_events
 from polyfed.report.uploads import UploadSummary, summarise_uploads
 from polyfed.runs import lock_owner
@@ -20,7 +22,7 @@ from polyfed.runs.config_text import format_value
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.json_values import is_number
 from polyfed.runs.records import Result, RoundRecord
-from polyfed.runs.safe_files import read_json, reason
+from polyfed.runs.safe_files import reason
 
 PHASES = ("train", "evaluate", "server")
 STATES = {
@@ -30,22 +32,6 @@ STATES = {
     "failed": "ended with an error",
     "died": "the process ended without a message, for example by a kill; `polyfed resume` continues the run",
 }
-
-
-def clean(text: object, limit: int = 120) -> str:
-    """Format text from a run folder as one printable line of limited length."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
-    return line if len(line) <= limit else line[: limit - 1] + "…"
-
-
-@dataclass(frozen=True)
-class ClientData:
-    """A client's model and training data: number of samples by class."""
-
-    name: str
-    model: str
-    parameters: int
-    train_counts: Mapping[int, int]
 
 
 @dataclass
@@ -173,7 +159,7 @@ def read(path: Path) -> RunRecord:
     try:
         record = RunRecord(path, folder.config(), folder.result(), "died")
         _read_events(record, folder)
-        _read_clients(record, folder)
+        record.class_names, record.clients = read_clients(folder.clients_file)
         if not record.rounds and record.result is not None:
             _from_result(record, record.result)
         record.check()
@@ -274,22 +260,3 @@ def _from_result(record: RunRecord, result: Result) -> None:
     record.download_bytes = list(result.download_bytes_by_round)
     record.seconds = {"total": list(result.seconds_by_round)}
     record.failures = list(result.failures)
-
-
-def _read_clients(record: RunRecord, folder: RunFolder) -> None:
-    try:
-        raw = read_json(folder.clients_file)
-    except FileNotFoundError:
-        return  # a run of an earlier version, or of sites that do not share these counts
-    except (OSError, ValueError) as error:
-        raise InputError(f"{folder.clients_file} cannot be read: {reason(error)}") from None
-    record.class_names = [clean(name, 40) for name in raw["class_names"]]
-    record.clients = [
-        ClientData(
-            clean(client["name"], 40),
-            clean(client["model"], 40),
-            int(client["numbers"]),
-            {int(label): int(count) for label, count in client["train"].items()},
-        )
-        for client in raw["clients"]
-    ]

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from polyfed.report.run_record import STATES, RunRecord, clean
+from polyfed.report.clean_text import clean
+from polyfed.report.run_record import STATES, RunRecord
 from polyfed.report.uploads import describe_protection
 from polyfed.runs.config_text import flatten, format_value
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyfed.errors import InputError
+from polyfed.report.clean_text import clean
 from polyfed.report.drawing import height_with_legend, label_positions, legend, shorten, value_label
 from polyfed.report.figure_spec import WIDTH, Cell, FigureSpec, Options
-from polyfed.report.run_record import RunRecord, clean
+from polyfed.report.run_record import RunRecord
 from polyfed.report.styles import sequential, style_for
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from polyfed.errors import InputError
+from polyfed.report.clean_text import clean
 from polyfed.report.drawing import (
     distinct_parts,
     height_with_legend,
@@ -18,7 +19,7 @@ from polyfed.report.drawing import (
     value_label,
 )
 from polyfed.report.figure_spec import WIDTH, Cell, FigureSpec, Options
-from polyfed.report.run_record import RunRecord, clean
+from polyfed.report.run_record import RunRecord
 from polyfed.report.styles import HIGHER, NEUTRAL, sequential, style_for
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from polyfed.errors import InputError
 from polyfed.report import run_record
-from polyfed.report.run_record import RunRecord, clean
+from polyfed.report.clean_text import clean
+from polyfed.report.run_record import RunRecord
 from polyfed.report.uploads import describe_privacy_cost, describe_protection
 
 if TYPE_CHECKING:

@@ -1,0 +1,9 @@
+"""Text from run folders, which somebody else may have written, as it is shown."""
+
+from __future__ import annotations
+
+
+def clean(text: object, limit: int = 120) -> str:
+    """Format text from a run folder as one printable line of limited length."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
