@@ -12,6 +12,9 @@ from typing import BinaryIO
 
 from polyfed.errors import InputError, StateError
 
+NO_LINK: int = getattr(os, "O_NOFOLLOW", 0)  # missing on Windows
+BINARY: int = getattr(os, "O_BINARY", 0)  # Windows only, where newlines would be changed
+
 
 def write_atomically(path: Path, data: bytes, *, durable: bool = True, spare: Path | None = None) -> None:
     """Write a file atomically: readers see the old or the new content. `durable` waits until it is on disk.
@@ -41,7 +44,7 @@ def _open_spare(spare: Path | None, temporary: Path) -> BinaryIO | None:
         return None
     try:
         spare.replace(temporary)
-        file = os.fdopen(os.open(temporary, os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0)), "wb")
+        file = os.fdopen(os.open(temporary, os.O_WRONLY | NO_LINK | BINARY), "wb")
     except OSError:
         with contextlib.suppress(OSError):
             temporary.unlink()
