@@ -31,8 +31,8 @@ INTRO = """\
 # Reliability
 
 This page has the figures of scripts that kill processes, fill disks, mutate messages and attack the gateway. `scripts/reliability/page.py`
-writes it from their result files in `scripts/reliability/figures`. The scripts ran on a machine with {cores} cores that other programs
-kept busy, so all times are longer than on a quiet machine."""
+writes it from their result files in `scripts/reliability/figures`. The scripts ran on a machine with {cores} cores. Other programs
+kept it busy, so times are longer than on a quiet machine; only the main process, workers and the fork server were killed while nothing else ran."""
 KILLS = """\
 ## Kill processes
 
