@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 from _pytest.mark import ParameterSet
+from tests.tiers import always_if
 
 
 def first_of_each_family(names: Iterable[str]) -> set[str]:
@@ -21,4 +22,4 @@ def by_family(names: Iterable[str]) -> list[ParameterSet]:
     """Return parameters: the first of each family runs always, the others with --all-methods."""
     names = list(names)
     chosen = first_of_each_family(names)
-    return [pytest.param(name, marks=[] if name in chosen else [pytest.mark.all_methods]) for name in names]
+    return [pytest.param(name, marks=always_if(name in chosen)) for name in names]

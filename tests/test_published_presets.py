@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.tiers import always_if
 
 from polyfed import api
 from polyfed.cli.app import main
@@ -127,10 +128,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     "preset",
-    [
-        pytest.param(name, marks=[] if name in REPRESENTATIVES.values() else [pytest.mark.all_methods])
-        for name in SHORT_RUNS.values()
-    ],
+    [pytest.param(name, marks=always_if(name in REPRESENTATIVES.values())) for name in SHORT_RUNS.values()],
 )
 def test_two_rounds_of_a_cut_preset(preset: str, files: Path, tmp_path: Path) -> None:
     config = cut(preset)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 # The marks of slow tests, from the file or folder of a test. `pytest -m sites` runs one tier. Slow tiers run first,
 # so that no long test is left for the end, and files with the longest tests come first in a tier.
 SLOW: dict[str, tuple[str, ...]] = {
@@ -65,6 +67,11 @@ SLOW: dict[str, tuple[str, ...]] = {
 WHOLE_FOLDERS = ("tests/ui/", "tests/on_ray/")  # they share a browser, a Ray
 BY_METHOD = ("tests/methods/test_battery.py", "tests/engines/test_engines_agree.py")  # `[method-what is tested]`
 EACH_ALONE = ("tests/cli/test_cli_runs.py", "tests/models/", "tests/deploy/test_no_telemetry.py")
+
+
+def always_if(chosen: bool) -> list[pytest.MarkDecorator]:
+    """Return the marks of a case that always runs if it was chosen, and otherwise with `--all-methods` only."""
+    return [] if chosen else [pytest.mark.all_methods]
 
 
 def marks(test: str) -> list[str]:

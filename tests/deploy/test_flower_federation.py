@@ -13,6 +13,7 @@ import pytest
 from tests.deploy.direct_link import METHODS
 from tests.deploy.polyfed_processes import Consortium, make_consortium, stopping, wait_until
 from tests.methods.test_secure_sums import DropOuts
+from tests.tiers import always_if
 
 from polyfed import api
 from polyfed.cli.app import main
@@ -81,9 +82,7 @@ def test_a_second_site_with_the_same_state_is_refused(
     assert (state / "task-secret").read_bytes() == secret
 
 
-@pytest.mark.parametrize(
-    "method", [pytest.param(name, marks=[] if name in ALWAYS else [pytest.mark.all_methods]) for name in METHODS]
-)
+@pytest.mark.parametrize("method", [pytest.param(name, marks=always_if(name in ALWAYS)) for name in METHODS])
 def test_flower_is_bit_identical_to_serial(method: str, federation: Federation, tmp_path: Path) -> None:
     settings = {**QUICK, **METHODS[method]}
     serial = api.run({**settings, "engine": {"name": "serial"}}, out=tmp_path / "serial")

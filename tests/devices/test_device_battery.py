@@ -7,6 +7,7 @@ from _pytest.mark import ParameterSet
 from tests import simulated_device
 from tests.device_runs import METHODS
 from tests.small import SMALL
+from tests.tiers import always_if
 
 from polyfed import catalogue, testing
 
@@ -23,8 +24,7 @@ QUICK: dict[str, list[str]] = {
 
 def parameters() -> list[ParameterSet]:
     pairs = [(method, check) for method in METHODS for check in CHECKS]
-    marks = {True: [], False: [pytest.mark.all_methods]}
-    return [pytest.param(m, c, marks=marks[c in QUICK.get(m, [])], id=f"{m}-{c}") for m, c in pairs]
+    return [pytest.param(m, c, marks=always_if(c in QUICK.get(m, [])), id=f"{m}-{c}") for m, c in pairs]
 
 
 @pytest.mark.parametrize(("method", "check"), parameters())

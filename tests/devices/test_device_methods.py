@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.device_runs import METHODS, WORK, device_run, federation_run, training
+from tests.tiers import always_if
 from torch import Tensor
 
 from polyfed import catalogue
@@ -34,9 +35,7 @@ REPRESENTATIVES = {
     "fedgen": "a generator that the server trains",
     "scaffold": "state that steps share",
 }
-EVERY_METHOD = [
-    pytest.param(name, marks=[] if name in REPRESENTATIVES else [pytest.mark.all_methods]) for name in METHODS
-]
+EVERY_METHOD = [pytest.param(name, marks=always_if(name in REPRESENTATIVES)) for name in METHODS]
 
 
 def test_representatives_exist() -> None:

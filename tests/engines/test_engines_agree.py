@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from _pytest.mark import ParameterSet
+from tests.tiers import always_if
 
 from polyfed import api
 from polyfed.config.sections import EngineConfig
@@ -35,7 +36,7 @@ def reference(method: str, folder: Path) -> dict[str, Any]:
 
 def with_workers(method: str, workers: int) -> ParameterSet:
     chosen = workers == 2 or method == "fedproto"
-    return pytest.param(method, workers, marks=[] if chosen else [pytest.mark.all_methods])
+    return pytest.param(method, workers, marks=always_if(chosen))
 
 
 @pytest.mark.parametrize(

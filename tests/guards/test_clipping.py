@@ -99,9 +99,9 @@ def test_values_without_rows_are_refused(value: Value) -> None:
 
 
 def test_noise_is_standard_normal() -> None:
-    drawn = gaussian(200_000, "a name", 3).numpy()
-    from scipy.stats import kstest  # takes a second to import
+    from scipy.stats import kstest  # here: it takes a second to import
 
+    drawn = gaussian(200_000, "a name", 3).numpy()
     assert kstest(drawn, "norm").pvalue > 0.01
     assert abs(drawn.std() - 1) < 0.005 and abs(drawn.mean()) < 0.008
     assert abs(np.corrcoef(drawn[:-1], drawn[1:])[0, 1]) < 0.01

@@ -15,6 +15,7 @@ import pytest
 import torch
 from _pytest.mark import ParameterSet
 from tests.small import SMALL
+from tests.tiers import always_if
 
 import polyfed.methods
 from polyfed import catalogue, testing
@@ -59,7 +60,7 @@ REPRESENTATIVES = {
 
 def with_kind(method: str, check: str) -> ParameterSet:
     chosen = check not in CHECKS_OF_ENGINES or method in REPRESENTATIVES
-    return pytest.param(method, check, marks=[] if chosen else [pytest.mark.all_methods])
+    return pytest.param(method, check, marks=always_if(chosen))
 
 
 def test_representatives_exist() -> None:
@@ -95,9 +96,7 @@ def other_samples() -> list[ParameterSet]:
             continue
         for check in OTHER_CHECKS:
             chosen = check in QUICK_CHECKS and method in REPRESENTATIVES
-            parameters.append(
-                pytest.param(method, check, marks=[] if chosen else [pytest.mark.all_methods], id=f"{method}-{check}")
-            )
+            parameters.append(pytest.param(method, check, marks=always_if(chosen), id=f"{method}-{check}"))
     return parameters
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.methods.dffke_runs import FLOAT, ROWS, SMALL, WIDTH, messages, recorded_run
+from tests.tiers import always_if
 from torch import nn
 
 from polyfed import testing
@@ -32,9 +33,7 @@ STATEFUL = (WarmDecoder, LazyReplay)  # clients keep more between rounds
 @pytest.mark.parametrize(
     ("variant", "check"),
     [
-        pytest.param(
-            variant, check, marks=[] if variant in STATEFUL or number == k % 2 else [pytest.mark.all_methods]
-        )
+        pytest.param(variant, check, marks=always_if(variant in STATEFUL or number == k % 2))
         for k, variant in enumerate(VARIANTS)
         for number, check in enumerate(("resumed_equals_uninterrupted", "failing_clients_tolerated"))
     ],

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from _pytest.mark import ParameterSet
 from tests import small
+from tests.tiers import always_if
 
 from polyfed import api, catalogue
 from polyfed.data.dataset import Dataset, from_arrays
@@ -47,7 +48,7 @@ def pairs() -> list[ParameterSet]:
     """Pair all methods with all kinds of samples. Without --all-methods, each method runs on one of them."""
     kinds = list(GROUPS)
     return [
-        pytest.param(method, kind, marks=[] if number % len(kinds) == place else [pytest.mark.all_methods])
+        pytest.param(method, kind, marks=always_if(number % len(kinds) == place))
         for number, method in enumerate(METHODS)
         for place, kind in enumerate(kinds)
     ]

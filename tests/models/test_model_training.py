@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.model_families import by_family
+from tests.tiers import always_if
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -52,10 +53,7 @@ def step(model: SplitModel, shape: tuple[int, int, int], batch: int) -> SplitMod
 
 @pytest.mark.parametrize(
     "shape",
-    [
-        pytest.param(shape, marks=[] if shape in ALWAYS else [pytest.mark.all_methods], id=str(shape))
-        for shape in SHAPES
-    ],
+    [pytest.param(shape, marks=always_if(shape in ALWAYS), id=str(shape)) for shape in SHAPES],
 )
 @pytest.mark.parametrize("name", IMAGE_MODELS)
 def test_trains_and_evaluates_at_every_size(name: str, shape: tuple[int, int, int]) -> None:

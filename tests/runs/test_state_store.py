@@ -95,3 +95,10 @@ def test_digests_for_the_state_hash_do_not_depend_on_the_checksum_of_the_file(tm
     store.path("b", 1).write_bytes(encode(payload).data[:-1] + b"\1")
     with pytest.raises(StateError, match="the state of client b is damaged"):
         store.content_digests(Ledger(versions={"a": 1, "b": 1}))
+
+
+def test_a_pipe_in_place_of_a_state_does_not_block(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    os.mkfifo(store.path("a", 1))
+    store.write("a", 2, b"second", discard=(1,))
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"a.2": b"second"}

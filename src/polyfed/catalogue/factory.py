@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from polyfed import plugins
 from polyfed.catalogue.source_reader import PACKAGE, MethodInfo, read_file
@@ -95,10 +95,8 @@ def _checked(key: str, kind: Any, settings: Mapping[str, Any]) -> dict[str, Any]
     return given
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=256)  # reading them takes a millisecond
 def _type_hints(kind: type[Any]) -> dict[str, Any]:
-    from typing import get_type_hints
-
     return get_type_hints(kind)
 
 

@@ -1,4 +1,4 @@
-"""Text from run folders, which somebody else may have written, as it is shown."""
+"""Format text from run folders, which other people may have written, for display."""
 
 from __future__ import annotations
 

@@ -12,14 +12,11 @@ from typing import BinaryIO
 
 from polyfed.errors import InputError, StateError
 
-NO_LINK: int = getattr(os, "O_NOFOLLOW", 0)  # missing on Windows
-BINARY: int = getattr(os, "O_BINARY", 0)  # Windows only, where newlines would be changed
-
 
 def write_atomically(path: Path, data: bytes, *, durable: bool = True, spare: Path | None = None) -> None:
     """Write a file atomically: readers see the old or the new content. `durable` waits until it is on disk.
 
-    `spare` is a file in the same folder that nobody needs any longer. It is overwritten and renamed, if it exists.
+    `spare` is a file in the same folder that is no longer needed. If it exists, it is overwritten and renamed.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.new")
     try:
@@ -39,21 +36,16 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = True, spare: Pa
 
 
 def _open_spare(spare: Path | None, temporary: Path) -> BinaryIO | None:
-    """Rename a spare file to `temporary` and open it. Delete it if writing would change something else, as a link."""
+    """Rename a spare file to `temporary` and open it. Links are deleted: writing would change what they point to."""
     if spare is None:
         return None
-    try:
+    with contextlib.suppress(OSError):
         spare.replace(temporary)
-        file = os.fdopen(os.open(temporary, os.O_WRONLY | NO_LINK | BINARY), "wb")
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        return None
-    status = os.fstat(file.fileno())
-    if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
-        return file
-    file.close()
-    temporary.unlink()
+        status = temporary.lstat()
+        if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
+            return temporary.open("r+b")
+    with contextlib.suppress(OSError):
+        temporary.unlink()
     return None
 
 
