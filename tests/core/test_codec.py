@@ -19,7 +19,7 @@ from scripts.reliability.mutations import mutated, with_valid_digest
 from torch import Tensor
 
 from polyfed.core.class_tables import ClassTable
-from polyfed.core.codec import content_hash, decode, encode
+from polyfed.core.codec import content_hash, decode, encode, encode_in_parts
 from polyfed.core.frame_digest import BLAKE3, SHA256, START, XXH3
 from polyfed.core.message_header import DTYPES, read_header
 from polyfed.core.payload import Payload
@@ -310,3 +310,18 @@ def test_messages_of_sites_have_a_cryptographic_digest_and_states_keep_theirs() 
 def test_a_frame_of_an_unknown_version_is_refused_by_name() -> None:
     with pytest.raises(PayloadError, match=r"has the format 'PF9', which this version .* it reads PF1, PF2, PF3"):
         decode(b"PF9\0" + encode({}).data[4:])
+
+
+def test_a_frame_in_parts_is_the_frame() -> None:
+    payload: dict[str, Any] = {
+        "model": {
+            "b": torch.arange(6.0).view(2, 3),
+            "a": torch.ones(2, 3, 4, 4).contiguous(memory_format=torch.channels_last),
+        },
+        "empty": torch.zeros(0, 3),
+        "state": {"x": 1.5, "table": ClassTable(torch.tensor([1, 3]), torch.ones(2, 4), torch.tensor([2, 5]))},
+    }
+    for digest in (SHA256, XXH3, BLAKE3):
+        whole, frame = encode(payload, digest), encode_in_parts(payload, digest)
+        assert b"".join(frame.parts) == whole.data
+        assert (frame.digest, len(frame), frame.fields) == (whole.digest, len(whole.data), whole.fields)

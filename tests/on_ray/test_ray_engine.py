@@ -46,7 +46,7 @@ class Echo:
         if task.base:
             seen = self.live[task.client][1] if held else self.store.read(task.client, task.base).decode()
         seen += f" {call.number}"
-        self.store.write(task.client, call.number, seen.encode())
+        self.store.write(task.client, call.number, [seen.encode()])
         self.live[task.client] = (call.number, seen)
         if orders.get("forget"):
             del self.live[task.client]

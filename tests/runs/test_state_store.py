@@ -36,11 +36,11 @@ def test_a_checkpoint_flushes_only_states_that_changed(tmp_path: Path, flushed: 
     store = FolderStore(tmp_path / "clients")
     frame = encode({"x": 1})
     for client in ("a", "b", "c"):
-        store.write(client, 1, frame.data)
+        store.write(client, 1, [frame.data])
     store.sync({"a": 1, "b": 1, "c": 1})
     assert sorted(flushed) == ["a.1", "b.1", "c.1", "clients"]
     flushed.clear()
-    store.write("b", 2, frame.data)
+    store.write("b", 2, [frame.data])
     store.sync({"a": 1, "b": 2, "c": 1})
     assert flushed == ["b.2", "clients"]
     flushed.clear()
@@ -61,13 +61,13 @@ def test_a_partition_is_flushed_before_it_is_renamed(tmp_path: Path, flushed: li
 
 def test_a_new_state_takes_the_file_of_one_that_is_no_longer_needed(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
-    store.write("a", 1, b"a long first state")
-    store.write("a", 2, b"second")
+    store.write("a", 1, [b"a long first state"])
+    store.write("a", 2, [b"second"])
     first = store.path("a", 1).stat().st_ino
-    store.write("a", 3, b"third", discard=(1,))
+    store.write("a", 3, [b"third"], discard=(1,))
     assert store.path("a", 3).stat().st_ino == first
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"a.2": b"second", "a.3": b"third"}
-    store.write("a", 4, b"fourth, which is longer", discard=(1, 2))  # version 1 does not exist any more
+    store.write("a", 4, [b"fourth, which is longer"], discard=(1, 2))  # version 1 does not exist any more
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
         "a.3": b"third",
         "a.4": b"fourth, which is longer",
@@ -80,7 +80,7 @@ def test_a_state_that_is_a_link_is_not_written_through(tmp_path: Path, link: Cal
     store, other = FolderStore(tmp_path / "clients"), tmp_path / "other"
     other.write_bytes(b"somebody else's")
     link(other, store.path("a", 1))
-    store.write("a", 2, b"second", discard=(1,))
+    store.write("a", 2, [b"second"], discard=(1,))
     assert other.read_bytes() == b"somebody else's"
     assert [path.name for path in store.folder.iterdir()] == ["a.2"]
     assert store.read("a", 2) == b"second"
@@ -88,8 +88,8 @@ def test_a_state_that_is_a_link_is_not_written_through(tmp_path: Path, link: Cal
 
 def test_digests_for_the_state_hash_do_not_depend_on_the_checksum_of_the_file(tmp_path: Path) -> None:
     store, payload = FolderStore(tmp_path), {"model": {"x": torch.arange(5.0)}, "state": {}}
-    store.write("a", 1, encode(payload, XXH3).data)
-    store.write("b", 1, encode(payload, SHA256).data)
+    store.write("a", 1, [encode(payload, XXH3).data])
+    store.write("b", 1, [encode(payload, SHA256).data])
     expected = encode(payload).digest
     assert store.content_digests(Ledger(versions={"a": 1, "b": 1})) == {"a": expected, "b": expected}
     store.path("b", 1).write_bytes(encode(payload).data[:-1] + b"\1")
@@ -100,5 +100,5 @@ def test_digests_for_the_state_hash_do_not_depend_on_the_checksum_of_the_file(tm
 def test_a_pipe_in_place_of_a_state_does_not_block(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
     os.mkfifo(store.path("a", 1))
-    store.write("a", 2, b"second", discard=(1,))
+    store.write("a", 2, [b"second"], discard=(1,))
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"a.2": b"second"}

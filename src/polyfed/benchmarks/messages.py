@@ -63,7 +63,7 @@ def _measurements(payload: Mapping[str, Any]) -> dict[str, Callable[[], object]]
 
 def _server_work(payload: Mapping[str, Any], folder: Path) -> dict[str, Callable[[], object]]:
     """Return what a server does with a message: add it to a mean, and write a state of this size."""
-    store, mean, frame = FolderStore(folder), WeightedMean(), encode(payload).data
+    store, mean, frame = FolderStore(folder), WeightedMean(), [encode(payload).data]
     return {
         "mean": lambda: mean.add(payload["weights"], 1.0),
         "write": lambda: store.write("client", 1, frame),

@@ -17,7 +17,7 @@ from polyfed.core import rng
 from polyfed.core.client import Client, copy_into, weights_of
 from polyfed.core.client_evaluation import check_measures, measure_client
 from polyfed.core.client_maker import ClientMaker as ClientMaker
-from polyfed.core.codec import decode, encode
+from polyfed.core.codec import decode, encode, encode_in_parts
 from polyfed.core.engine import INITIAL, Answer, Call, StateStore, Task, TrainingStats
 from polyfed.core.finite_values import check_finite
 from polyfed.core.frame_digest import SHA256, START, XXH3, digest_kind
@@ -273,12 +273,12 @@ class Host:
         if loaded.released:
             saved["released"] = json.dumps(loaded.released)
         # inside one run the digest only has to find damage; `core/state_digest.py` computes the one for `state_hash`
-        frame = encode(saved, SHA256 if leaves else XXH3)
-        self._store.write(loaded.client.name, version, frame.data, discard)
+        frame = encode_in_parts(saved, SHA256 if leaves else XXH3)
+        self._store.write(loaded.client.name, version, frame.parts, discard)
         # Copies, as after a restart: the state must not share memory with a message or with the model.
         loaded.client.state = detached_copy(loaded.client.state)
         loaded.version, loaded.digest = version, self._public_digest(frame.digest)
-        self._update_size(loaded, len(frame.data))
+        self._update_size(loaded, len(frame))
 
     def _public_digest(self, digest: str) -> str:
         """Return the digest to send. A site's is keyed, because a plain digest would confirm guesses of its data."""

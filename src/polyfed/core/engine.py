@@ -103,11 +103,14 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
+FrameBytes = Sequence[bytes | memoryview]  # a frame in parts, which need not be joined before they are written
+
+
 class StateStore(Protocol):
     """Storage of client states, by client and version."""
 
-    def write(self, client: str, version: int, frame: bytes, discard: Sequence[int] = ()) -> None:
-        """Store a state. The versions `discard` of this client are no longer needed."""
+    def write(self, client: str, version: int, frame: FrameBytes, discard: Sequence[int] = ()) -> None:
+        """Store a state, given in parts. The versions `discard` of this client are no longer needed."""
         ...
 
     def read(self, client: str, version: int) -> bytes: ...

@@ -18,7 +18,7 @@ from typing import Any
 from polyfed import catalogue
 from polyfed.config import Config, parse
 from polyfed.core.client_host import ClientMaker, Host
-from polyfed.core.engine import Answer, Call, Failure, Task, TrainingStats
+from polyfed.core.engine import Answer, Call, Failure, FrameBytes, Task, TrainingStats
 from polyfed.core.message_header import read_header
 from polyfed.core.model_probes import PROBES
 from polyfed.core.place import Place
@@ -38,7 +38,7 @@ from polyfed.engines import framing
 from polyfed.engines.flower import SiteMessage
 from polyfed.errors import InputError, PolyfedError, StateError
 from polyfed.federation.placement import host_at
-from polyfed.runs.atomic_files import write_atomically
+from polyfed.runs.atomic_files import write_atomically, write_parts_atomically
 from polyfed.runs.folder import SITE_FILE, RunFolder
 from polyfed.runs.secret import load_secret
 from polyfed.runs.state_store import FolderStore
@@ -70,8 +70,8 @@ class _Run:
 class DurableStore(FolderStore):
     """States of a site's client. A state is on disk before its reply is sent: the coordinator relies on it then."""
 
-    def write(self, client: str, version: int, frame: bytes, discard: Sequence[int] = ()) -> None:
-        write_atomically(self.path(client, version), frame)
+    def write(self, client: str, version: int, frame: FrameBytes, discard: Sequence[int] = ()) -> None:
+        write_parts_atomically(self.path(client, version), frame)
         self.delete(client, discard)
 
 

@@ -18,7 +18,8 @@ import torch
 
 from polyfed import profiling
 from polyfed.core.client_host import Host
-from polyfed.core.engine import INITIAL, Task
+from polyfed.core.engine import INITIAL, FrameBytes, Task
+from polyfed.core.joined_bytes import join
 from polyfed.engines import framing
 from polyfed.engines.fork_server import WORKER
 from polyfed.engines.ray_cluster import restore_proxy
@@ -55,8 +56,8 @@ class TaskStateStore:
         self._received.clear()
         return self._new.pop(client, b"")
 
-    def write(self, client: str, version: int, frame: bytes, discard: Sequence[int] = ()) -> None:
-        self._new[client] = frame  # the receiver of the answer stores it and discards old ones
+    def write(self, client: str, version: int, frame: FrameBytes, discard: Sequence[int] = ()) -> None:
+        self._new[client] = join(frame)  # the receiver of the answer stores it and discards old ones
 
     def read(self, client: str, version: int) -> bytes:
         if (client, version) not in self._received:

@@ -194,7 +194,7 @@ class RayCall:
         """Store the client's new state before its answer is accepted."""
         task, store = self._tasks[number], self._engine.store
         try:
-            store.write(task.client, self._call.number, bytes_of(state), task.discard)
+            store.write(task.client, self._call.number, [bytes_of(state)], task.discard)
         except StateError as error:
             return Answer(task.client, failure=Failure("storage", str(error)))
         self._engine.held[task.client] = (worker.actor, self._call.number)

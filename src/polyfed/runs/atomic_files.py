@@ -7,21 +7,29 @@ import os
 import stat
 import tempfile
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
 
 from polyfed.errors import InputError, StateError
 
 
-def write_atomically(path: Path, data: bytes, *, durable: bool = True, spare: Path | None = None) -> None:
-    """Write a file atomically: readers see the old or the new content. `durable` waits until it is on disk.
+def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Write a file atomically: readers see the old or the new content. `durable` waits until it is on disk."""
+    write_parts_atomically(path, [data], durable=durable)
+
+
+def write_parts_atomically(
+    path: Path, parts: Iterable[bytes | memoryview], *, durable: bool = True, spare: Path | None = None
+) -> None:
+    """Write a file atomically from parts, which are not joined before.
 
     `spare` is a file in the same folder that is no longer needed. If it exists, it is overwritten and renamed.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.new")
     try:
         with _open_spare(spare, temporary) or temporary.open("wb") as file:
-            file.write(data)
+            file.writelines(parts)
             file.truncate()
             if durable:
                 file.flush()

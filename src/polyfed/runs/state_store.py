@@ -8,12 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import quote
 
+from polyfed.core.engine import FrameBytes
 from polyfed.core.ledger import Ledger
 from polyfed.core.message_header import read_header
 from polyfed.core.state_digest import content_digests
 from polyfed.errors import StateError
 from polyfed.runs import safe_files
-from polyfed.runs.atomic_files import sync_file, sync_folder, write_atomically
+from polyfed.runs.atomic_files import sync_file, sync_folder, write_atomically, write_parts_atomically
 
 SYNC_THREADS = 16
 RELEASES = ".releases"  # suffix of the files that count releases; state files end in a number
@@ -30,11 +31,11 @@ class FolderStore:
     def path(self, client: str, version: int) -> Path:
         return self.folder / f"{quote(client, safe='')}.{version}"
 
-    def write(self, client: str, version: int, frame: bytes, discard: Sequence[int] = ()) -> None:
+    def write(self, client: str, version: int, frame: FrameBytes, discard: Sequence[int] = ()) -> None:
         # Not flushed to disk here: a checkpoint does this for the states it names. A file that is no longer needed is
         # overwritten, because new memory for 5 MB takes the system four times as long as the copy.
         spare = self.path(client, discard[0]) if discard else None
-        write_atomically(self.path(client, version), frame, durable=False, spare=spare)
+        write_parts_atomically(self.path(client, version), frame, durable=False, spare=spare)
         self.delete(client, discard[1:])
 
     def read(self, client: str, version: int) -> bytes:

@@ -13,9 +13,10 @@ from polyfed.core.client_profile import Profile
 from polyfed.core.codec import decode
 from polyfed.core.cohort import Cohort
 from polyfed.core.door import Door
-from polyfed.core.engine import INITIAL, Engine, StateStore
+from polyfed.core.engine import INITIAL, Engine, FrameBytes, StateStore
 from polyfed.core.evaluation import Counts
 from polyfed.core.guard import Guard
+from polyfed.core.joined_bytes import join
 from polyfed.core.ledger import Ledger
 from polyfed.core.method import Method
 from polyfed.core.payload import Payload, State
@@ -38,8 +39,8 @@ class MemoryStore:
     def __init__(self) -> None:
         self._frames: dict[tuple[str, int], bytes] = {}
 
-    def write(self, client: str, version: int, frame: bytes, discard: Sequence[int] = ()) -> None:
-        self._frames[client, version] = frame
+    def write(self, client: str, version: int, frame: FrameBytes, discard: Sequence[int] = ()) -> None:
+        self._frames[client, version] = join(frame)
         for old in discard:
             self._frames.pop((client, old), None)
 
