@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyfed.core.engine import Answer, Call, Failure, Task
+from polyfed.engines.balancing import TOLERANCE, balance
 from polyfed.engines.scheduler import BUFFER_LIMIT, MAX_DEATHS, CallScheduler, WorkerAffinity
 
 CALL = Call(1, 1, ("train",), ("train",))
@@ -81,15 +82,16 @@ def test_new_clients_go_to_the_worker_with_the_least_work() -> None:
     assert [scheduler.next_task(1, idle=True) for _ in range(4)] == [2, 1, 0, None]
 
 
-@pytest.mark.parametrize(("seconds", "kept", "taken"), [(1.0, [0, 1, 2, None], [3, 4]), (0.01, [0, 1, 2, 3], [4])])
+@pytest.mark.parametrize(("seconds", "kept", "taken"), [(1.0, [0, 1, 2, None], [3, 4]), (0.01, [0, 1, 2, 3], [])])
 def test_the_last_tasks_wait_for_an_idle_worker_unless_they_are_short(
     seconds: float, kept: list[int | None], taken: list[int]
 ) -> None:
     affinity = WorkerAffinity()
+    affinity.record(Call(2, 1, ("longer",), ("longer",)), Answer("c0", seconds=100.0))  # queues are balanced for it
     for task in tasks(5):
         affinity.assign(task.client, 0)
         affinity.record(CALL, Answer(task.client, seconds=seconds))
-    scheduler = CallScheduler(CALL, tasks(5), affinity, 2, share_last=True)
+    scheduler = CallScheduler(CALL, tasks(5), affinity, 2, moves_are_cheap=True)
     assert [scheduler.next_task(0, idle=idle) for idle in (True, False, False, False)] == kept
     assert [scheduler.next_task(1, idle=True) for _ in range(3)] == [*taken, None, None][:3]
 
@@ -110,3 +112,70 @@ def test_only_the_running_task_times_out() -> None:
     scheduler.complete(1, Answer("c1"))
     late, fine = scheduler.ready_answers()
     assert late.failure == Failure("timeout", "no answer within 0.5 seconds") and fine.failure is None
+
+
+@settings(max_examples=50, deadline=None)
+@given(seconds=st.lists(st.floats(0.001, 10), max_size=40), workers=st.integers(1, 4), seed=st.integers(0, 99))
+def test_balancing_keeps_every_task_and_never_adds_work_to_the_longest_queue(
+    seconds: list[float], workers: int, seed: int
+) -> None:
+    draw = random.Random(seed)
+    queues: list[list[int]] = [[] for _ in range(workers)]
+    for number in range(len(seconds)):
+        queues[draw.randrange(workers)].append(number)
+    before = max(sum(seconds[number] for number in queue) for queue in queues)
+    balance(queues, seconds)
+    assert sorted(number for queue in queues for number in queue) == list(range(len(seconds)))
+    assert max(sum(seconds[number] for number in queue) for queue in queues) <= before * (1 + 1e-9)
+
+
+def test_one_client_moves_if_that_is_enough_and_two_are_swapped_otherwise() -> None:
+    queues = [[0, 1, 2], [3]]
+    balance(queues, [4.0, 3.0, 1.0, 6.0])  # 8 and 6: the shortest makes it 7 and 7
+    assert queues == [[0, 1], [3, 2]]
+    queues = [[0, 1], [2, 3]]
+    balance(queues, [5.0, 5.0, 4.0, 4.0])  # 10 and 8: a swap makes it 9 and 9
+    assert sorted(map(sorted, queues)) == [[0, 3], [1, 2]] or sorted(map(sorted, queues)) == [[0, 2], [1, 3]]
+
+
+def test_small_differences_move_nobody() -> None:
+    queues = [[0, 1], [2, 3]]
+    balance(queues, [5.0, 5.0, 5.0, 5.0 * (1 - TOLERANCE)])
+    assert queues == [[0, 1], [2, 3]]
+
+
+def test_clients_move_for_the_longest_call_of_a_round_only() -> None:
+    """A balance for each kind of call would move clients back and forth."""
+    affinity, short = WorkerAffinity(), Call(2, 1, ("upload",), ("upload",))
+    for task in tasks(4):
+        affinity.assign(task.client, 0)
+        affinity.record(CALL, Answer(task.client, seconds=1.0))
+        affinity.record(short, Answer(task.client, seconds=0.1))
+    long_call = CallScheduler(CALL, tasks(4), affinity, 2, moves_are_cheap=True)
+    assert [long_call.next_task(0, idle=True) for _ in range(2)] == [2, 3]
+    short_call = CallScheduler(short, tasks(4), affinity, 2, moves_are_cheap=True)
+    assert [short_call.next_task(0, idle=True) for _ in range(4)] == [0, 1, 2, 3]
+
+
+def test_short_work_stays_with_its_worker_once_it_was_measured() -> None:
+    affinity = WorkerAffinity()
+    for task in tasks(2):
+        affinity.assign(task.client, 0)
+    first = CallScheduler(CALL, tasks(2), affinity, 2)
+    assert first.next_task(1, idle=True) == 0
+    for task in tasks(2):
+        affinity.record(CALL, Answer(task.client, seconds=0.001))
+        affinity.assign(task.client, 0)
+    assert CallScheduler(CALL, tasks(2), affinity, 2).next_task(1, idle=True) is None
+
+
+def test_the_time_to_load_a_moved_client_is_not_expected_again() -> None:
+    affinity = WorkerAffinity()
+    affinity.assign("c0", 0)
+    affinity.record(CALL, Answer("c0", seconds=3.0))
+    affinity.assign("c0", 1)
+    affinity.record(CALL, Answer("c0", seconds=9.0))  # loaded by its new worker
+    assert affinity.seconds(CALL, "c0") == 3.0
+    affinity.assign("c0", 1)
+    affinity.record(CALL, Answer("c0", seconds=2.0))
+    assert affinity.seconds(CALL, "c0") == 2.5

@@ -155,7 +155,7 @@ class _PoolCall:
         self._tasks = tasks
         self._timeout = timeout
         self._recorder = profiling.current()
-        self._scheduler = CallScheduler(call, tasks, pool.affinity, len(pool.workers()), share_last=True)
+        self._scheduler = CallScheduler(call, tasks, pool.affinity, len(pool.workers()), moves_are_cheap=True)
         # tasks that need a device for themselves, and the worker that has one for itself
         self._alone: dict[tuple[str, int], deque[int]] = {}
         self._exclusive: dict[tuple[str, int], int] = {}

@@ -6,9 +6,10 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 
 from polyfed.core.engine import Answer, Call, Failure, Task
+from polyfed.engines.balancing import balance
 
 BUFFER_LIMIT = 64 << 20  # bytes of answers out of order; beyond this, only the next task in order may run
-SHORT = 0.02  # seconds of a task that a worker may get while it is busy, however few are left
+SHORT = 0.02  # seconds of work that stays with its worker, because loading a client elsewhere takes as long
 MAX_DEATHS = 3  # a task during which this many workers died fails
 
 
@@ -20,12 +21,15 @@ class WorkerAffinity:
         self._costs = costs or {}
         self._worker: dict[str, int] = {}
         self._seconds: dict[tuple[str, ...], dict[str, float]] = {}
+        self._moved: set[str] = set()  # clients whose next answer includes the time to load them
 
     def worker_of(self, client: str) -> int | None:
         """Return the worker that last had a client, or None for a new client."""
         return self._worker.get(client)
 
     def assign(self, client: str, worker: int) -> None:
+        if self._worker.get(client) != worker:
+            self._moved.add(client)
         self._worker[client] = worker
 
     def seconds(self, call: Call, client: str) -> float:
@@ -44,8 +48,20 @@ class WorkerAffinity:
         rate = sum(measured[client] for client in known) / cost if cost else 1.0
         return [measured.get(client, self._costs.get(client, 0.0) * rate) for client in clients]
 
+    def is_longest(self, call: Call, seconds: float) -> bool:
+        """Return whether a call of this many seconds takes at least as long as the other kinds of calls did."""
+        kind = call.steps or call.measures
+        return all(sum(times.values()) <= seconds for other, times in self._seconds.items() if other != kind)
+
     def record(self, call: Call, answer: Answer) -> None:
-        self._seconds.setdefault(call.steps or call.measures, {})[answer.client] = answer.seconds
+        """Record how long a call took at a client, as the mean of the last calls.
+
+        A client that was loaded for this call took longer than it will take next time.
+        """
+        times, client = self._seconds.setdefault(call.steps or call.measures, {}), answer.client
+        if client not in self._moved or client not in times:
+            times[client] = (times.get(client, answer.seconds) + answer.seconds) / 2
+        self._moved.discard(client)
 
 
 class CallScheduler:
@@ -58,29 +74,33 @@ class CallScheduler:
         affinity: WorkerAffinity,
         workers: int,
         *,
-        share_last: bool = False,
+        moves_are_cheap: bool = False,
     ) -> None:
-        """With `share_last`, a busy worker gets none of the last tasks, one for each worker, unless they are short.
+        """With `moves_are_cheap`, clients change their worker so that all workers finish at about the same time.
 
-        Whoever is idle first takes them, so that all workers finish at about the same time. This is for workers to
-        which a client moves cheaply.
+        Queues are balanced before the longest call of a round; a client then stays where it is. A busy worker gets
+        none of the last tasks, one for each worker, unless they are short: whoever is idle first takes them.
         """
         self.call = call
         self.tasks = tasks
-        self._share_last = share_last
+        self._moves_are_cheap = moves_are_cheap
         self._affinity = affinity
-        self._queues: list[deque[int]] = [deque() for _ in range(workers)]
         self._answers: dict[int, Answer] = {}
         self._buffered = 0  # bytes of the answers in the buffer
         self._deaths: dict[int, int] = {}
         self._next = 0
+        self._measured = all(affinity.seconds(call, task.client) for task in tasks)
         self._expected = affinity.expected_seconds(call, [task.client for task in tasks])
         # long tasks first, so that all workers finish at about the same time; new clients go to the worker with the
         # least work
+        queues: list[list[int]] = [[] for _ in range(workers)]
         for number in sorted(range(len(tasks)), key=lambda n: -self._expected[n]):
             worker = affinity.worker_of(tasks[number].client)
-            queue = min(self._queues, key=self._work) if worker is None else self._queues[worker]
+            queue = min(queues, key=self._work) if worker is None else queues[worker]
             queue.append(number)
+        if moves_are_cheap and affinity.is_longest(call, sum(self._expected)):
+            balance(queues, self._expected)
+        self._queues = [deque(sorted(queue, key=lambda n: -self._expected[n])) for queue in queues]
 
     def _work(self, queue: Sequence[int]) -> tuple[float, int]:
         """Return the expected seconds and the number of the tasks in a queue."""
@@ -99,14 +119,16 @@ class CallScheduler:
         """Return the longest task in a worker's queue. If the queue is empty and the worker is idle, return the
         longest task of the queue with the most work."""
         own = self._queues[worker]
-        if not idle and (not own or (self._share_last and self._is_one_of_the_last(own[0]))):
+        if not idle and (not own or (self._moves_are_cheap and self._is_one_of_the_last(own[0]))):
             return None
         if self._buffered > BUFFER_LIMIT:
             return self._next_in_order() if idle else None
         if own:
             return own.popleft()
         fullest = max(self._queues, key=self._work)
-        return fullest.popleft() if fullest else None
+        if not fullest or (self._measured and self._work(fullest)[0] < SHORT):
+            return None  # its worker is done before another one has loaded the client
+        return fullest.popleft()
 
     def _is_one_of_the_last(self, number: int) -> bool:
         """Whether a task is not short and no more tasks are left than there are workers."""
