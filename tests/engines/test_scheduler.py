@@ -93,7 +93,7 @@ def test_the_last_tasks_wait_for_an_idle_worker_unless_they_are_short(
         affinity.record(CALL, Answer(task.client, seconds=seconds))
     scheduler = CallScheduler(CALL, tasks(5), affinity, 2, moves_are_cheap=True)
     assert [scheduler.next_task(0, idle=idle) for idle in (True, False, False, False)] == kept
-    assert [scheduler.next_task(1, idle=True) for _ in range(3)] == [*taken, None, None][:3]
+    assert [scheduler.next_task(1, idle=True) for _ in range(3)] == [*taken, None, None, None][:3]
 
 
 def test_an_idle_worker_takes_the_longest_task_of_the_queue_with_the_most_work() -> None:
