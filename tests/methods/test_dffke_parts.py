@@ -7,16 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.methods.dffke_runs import CHANNELS, SMALL, WIDTH
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from polyfed.core import Client, Payload, Server
 from polyfed.core.client import weights_of
 from polyfed.core.rng import generator, seeded
 from polyfed.methods.dffke import DFFKE
-from polyfed.methods.dffke.decoder import EmbeddingDecoder, decoder_skeleton
+from polyfed.methods.dffke.decoder import EmbeddingDecoder, UpsampledConv2d, decoder_skeleton
 from polyfed.methods.dffke.decoder_training import fit_decoder
 from polyfed.methods.dffke.decoder_training import new_decoder as decoder_of_round
 from polyfed.methods.dffke.docking import ClientSnapshot, fit_docking
@@ -413,3 +415,26 @@ def test_moments_of_another_round_or_optimizer_are_dropped(linears: Any, later: 
     keep_optimizer(client, exchange)
     client.round += later
     assert not local_optimizer(client).state and "adam" not in client.state
+
+
+@pytest.mark.parametrize(("channels", "out", "side"), [(64, 32, 7), (64, 64, 8), (128, 64, 3), (4, 3, 5)])
+def test_convolution_of_an_upsampled_image(channels: int, out: int, side: int) -> None:
+    """The transposed convolution has the outputs and gradients of upsampling and convolution in double precision."""
+    with seeded("layer"):
+        layer = UpsampledConv2d(channels, out).double()
+        x = torch.randn(2, channels, side, side + 1, dtype=torch.float64, requires_grad=True)
+    expected = F.conv2d(F.interpolate(x, scale_factor=2, mode="nearest"), layer.weight, padding=1)
+    for got, wanted in zip(
+        (layer(x), *torch.autograd.grad(layer(x).square().sum(), (x, layer.weight))),
+        (expected, *torch.autograd.grad(expected.square().sum(), (x, layer.weight))),
+        strict=True,
+    ):
+        assert torch.allclose(got, wanted, rtol=1e-10, atol=1e-10)
+
+
+def test_large_layers_of_the_decoder_multiply_less() -> None:
+    layer, x = UpsampledConv2d(64, 64), torch.randn(1, 64, 8, 8)
+    with FlopCounterMode(display=False) as counter:
+        layer(x)
+    products = 2 * 64 * 64 * (16 * 16)  # of one kernel position
+    assert 4 * products <= counter.get_total_flops() < 5 * products  # a 3x3 convolution has 9
