@@ -150,3 +150,41 @@ def test_clients_are_dropped_from_memory_in_the_order_of_their_calls(tmp_path: P
         for kept in range(1, len(names) + 1):
             assert held(sum(sizes[-kept:])) == [False] * (len(names) - kept) + [True] * kept
             assert held(sum(sizes[-kept:]) - 1).count(True) == max(1, kept - 1)
+
+
+@register("toy-adopter")
+@dataclass(frozen=True)
+class Adopter(Method):
+    """Changes models for an evaluation in the ways that PyTorch allows."""
+
+    how: str = "in place"
+
+    def round(self, server: Server, cohort: Cohort) -> None:
+        cohort.call(self.train)
+
+    @step()
+    def train(self, client: Client, msg: Payload) -> None:
+        client.fit()
+
+    def adopt(self, client: Client, msg: Payload) -> None:
+        head = client.model.head
+        assert isinstance(head, torch.nn.Linear)
+        client.state["adopted"] = 1.0
+        if self.how == "in place":
+            with torch.no_grad():
+                head.bias += 1
+        elif self.how == "data":
+            head.bias.data.fill_(7)
+        elif self.how == "statistics":
+            client.model.train()
+            client.model(torch.ones(2, 1, 8, 8))
+        elif self.how == "replaced":
+            head.bias = torch.nn.Parameter(torch.full_like(head.bias, 7))
+        else:
+            client.model.add_module("more", torch.nn.Linear(1, 1))
+
+
+@pytest.mark.parametrize("how", ["in place", "data", "statistics", "replaced", "added"])
+def test_what_an_evaluation_changes_is_undone(how: str) -> None:
+    with ToyFederation(Adopter, {"how": how}) as toy:
+        assert toy.run(evaluate=True).checked().hash == toy.run().checked().hash

@@ -129,6 +129,30 @@ def weights_of(module: nn.Module) -> Weights:
     return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
 
 
+class WeightsBefore:
+    """A copy of a model's weights that can be restored. It costs a third of a state dict and its loading."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._tensors = self._current()
+        self._values = [tensor.detach().clone() for tensor in self._tensors]
+
+    def _current(self) -> list[Tensor]:
+        return [*self._model.parameters(), *self._model.buffers()]
+
+    @torch.no_grad()
+    def restore(self) -> bool:
+        """Restore the weights. Return False if the model has other tensors than before: then it cannot."""
+        current = self._current()
+        if len(current) != len(self._tensors) or any(
+            one is not other for one, other in zip(current, self._tensors, strict=True)
+        ):
+            return False
+        for tensor, value in zip(self._tensors, self._values, strict=True):
+            tensor.copy_(value)
+        return True
+
+
 @torch.no_grad()
 def copy_into(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Load a state dict in place, so that memory layouts and optimiser references stay valid."""
