@@ -172,7 +172,7 @@ class Adopter(Method):
         client.state["adopted"] = 1.0
         if self.how == "in place":
             with torch.no_grad():
-                head.bias += 1
+                head.bias.add_(1)
         elif self.how == "data":
             head.bias.data.fill_(7)
         elif self.how == "statistics":
