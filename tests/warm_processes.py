@@ -1,5 +1,7 @@
 """Processes for tests that start in milliseconds: they are forked from one that has imported torch and polyfed.
 
+All processes of a test run share that one: its imports take seconds of computing time.
+
 `run` and `Process` take a command as `subprocess` does: `-m module`, `-c code` or a script, without the interpreter.
 Each is a process of its own, with its own `__main__`, folder, environment and streams. Only the imports are shared.
 Tests of what happens at the start of an interpreter use `subprocess`, and so does one test of each command.
@@ -7,7 +9,7 @@ Tests of what happens at the start of an interpreter use `subprocess`, and so do
 
 from __future__ import annotations
 
-import atexit
+import fcntl
 import json
 import os
 import select
@@ -26,19 +28,31 @@ TEMPLATE = Path(__file__).with_name("warm_template.py")
 PIPE, DEVNULL = subprocess.PIPE, subprocess.DEVNULL
 
 
+_started: list[subprocess.Popen[bytes]] = []  # it ends with the test run, after this process
+
+
 @cache
-def _template() -> socket.socket:
-    """Start the process that others are forked from, once in each process of the tests."""
-    ours, theirs = socket.socketpair()
-    with theirs:
-        process = subprocess.Popen([sys.executable, str(TEMPLATE), str(theirs.fileno())], pass_fds=[theirs.fileno()])
+def _address() -> str:
+    """Return the address of the process that others are forked from. Start it if no process of this test run has."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")  # the same in all processes of pytest-xdist
+    main = os.getppid() if run else os.getpid()
+    address = str(Path(tempfile.gettempdir(), f"polyfed-tests-{run or main}"))
+    with Path(f"{address}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not Path(address).exists():
+            with socket.socket(socket.AF_UNIX) as listening:
+                listening.bind(address)
+                listening.listen(64)
+                descriptor = listening.fileno()
+                command = [sys.executable, str(TEMPLATE), str(descriptor), str(main)]
+                _started.append(subprocess.Popen(command, pass_fds=[descriptor], start_new_session=True))
+    return address
 
-    def end() -> None:
-        ours.close()
-        process.wait()
 
-    atexit.register(end)
-    return ours
+def _send(data: bytes, descriptors: list[int]) -> None:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(_address())
+        socket.send_fds(connection, [data], descriptors)
 
 
 class Process:
@@ -70,7 +84,7 @@ class Process:
         with theirs, tempfile.TemporaryFile() as text:  # a message to a socket may be too short for an environment
             text.write(json.dumps(request).encode())
             text.flush()
-            socket.send_fds(_template(), [b"start"], [theirs.fileno(), text.fileno(), *streams])
+            _send(b"start", [theirs.fileno(), text.fileno(), *streams])
         for descriptor in opened:
             os.close(descriptor)
         self.pid = int.from_bytes(self._status.recv(8, socket.MSG_WAITALL), "little")

@@ -11,6 +11,7 @@ import json
 import os
 import random
 import runpy
+import select
 import signal
 import socket
 import sys
@@ -152,19 +153,26 @@ def supervise(status: socket.socket, request: dict[str, Any], descriptors: list[
     os.waitpid(server._process.pid, 0)  # so that its computing time counts as that of the tests
 
 
-def main(control: socket.socket) -> None:
+def main(requests: socket.socket, test_run: int) -> None:
+    """Start processes until the test run, given by the id of its main process, has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    supervisors: set[int] = set()
+    ended, supervisors = os.pidfd_open(test_run), set[int]()
+    events: list[Any] = [requests, ended]
     while True:
-        message, descriptors, _, _ = socket.recv_fds(control, 16, 5)
-        supervisors -= {pid for pid in supervisors if os.waitpid(pid, os.WNOHANG)[0]}
-        if not message:
+        if ended in select.select(events, [], [])[0]:
+            for file in (requests.getsockname(), f"{requests.getsockname()}.lock"):
+                Path(file).unlink(missing_ok=True)
             return
+        connection, _ = requests.accept()
+        with connection:
+            _, descriptors, _, _ = socket.recv_fds(connection, 16, 5)
+        supervisors -= {pid for pid in supervisors if os.waitpid(pid, os.WNOHANG)[0]}
         pid = os.fork()
         if pid:
             supervisors.add(pid)
         else:
-            control.close()
+            requests.close()
+            os.close(ended)
             with os.fdopen(descriptors[1]) as file:
                 file.seek(0)
                 request = json.load(file)
@@ -184,4 +192,4 @@ if __name__ == "__main__":
     import polyfed.federation.simulation  # noqa: F401
     from polyfed.engines import fork_server, worker  # noqa: F401
 
-    main(socket.socket(fileno=int(sys.argv[1])))
+    main(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
