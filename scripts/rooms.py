@@ -36,7 +36,7 @@ ROOMS: dict[str, Room] = {
     ),
     "benchmarks": _room(
         "measurements of time and memory, as ratios within one run",
-        "api catalogue config core data deploy devices engines experiment federation machine models runs training ui",
+        "api catalogue config core data deploy devices engines experiment federation machine methods models runs training ui",
     ),
     "testing": _room(
         "the checks that every method passes; users run them on methods of their own",
