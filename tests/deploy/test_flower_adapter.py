@@ -8,12 +8,14 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import re
+import time
 from pathlib import Path
 
 import pytest
 
 import polyfed
-from polyfed.deploy import flower_protocol
+from polyfed.deploy import flower_protocol, quick_supernode
 from polyfed.deploy.flower_protocol import FLEET, REGISTRATION_PATHS, SITE_PATHS
 
 PACKAGE = Path(polyfed.__file__).parent
@@ -107,8 +109,25 @@ def test_every_field_exists(name: str) -> None:
 
 
 def test_commands_exist() -> None:
-    for module, function in (flower_protocol.SUPERLINK, flower_protocol.SUPERNODE):
+    for module, function in (flower_protocol.SUPERLINK, flower_protocol.FLOWER_SUPERNODE, flower_protocol.SUPERNODE):
         assert callable(getattr(importlib.import_module(module), function))
+
+
+def test_the_loop_of_a_supernode_waits_for_messages_and_for_replies() -> None:
+    """polyfed shortens these two waits while rounds are running (deploy/quick_supernode.py)."""
+    source = inspect.getsource(importlib.import_module(flower_protocol.SUPERNODE_LOOP))
+    assert "import time" in source
+    assert set(re.findall(r"time\.sleep\(([^)]+)\)", source)) == {"3", "0.5"}
+
+
+def test_waits_double_until_something_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(time, "sleep", waited.append)
+    waits = quick_supernode.GrowingWaits()
+    for seconds in (3, 3, 3, 3, 3, 3, 3, 3, 0.5, 0.5, 3):
+        waits.sleep(seconds)
+    assert waited == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3, 3, 0.05, 0.1, 0.05]
+    assert waits.monotonic is time.monotonic
 
 
 def test_values_are_those_of_flower() -> None:

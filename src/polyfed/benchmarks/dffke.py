@@ -77,8 +77,8 @@ class _Clock:
 def timed_run(way: str, folder: Path) -> dict[str, float]:
     """Return the CPU seconds of the second round, as it is now or as it was before."""
     if way == "before":
-        synthetic_images.CAPACITY = -1
-        decoder.SMALL_LAYER = sys.maxsize
+        vars(synthetic_images)["CAPACITY"] = -1  # of the image cache
+        vars(decoder)["SMALL_LAYER"] = sys.maxsize
     config = parse(
         {
             "method": {"name": "dffke", "least_steps": TIMED_STEPS, "max_local_epochs": 3},

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from polyfed.core import rng
 from polyfed.core.class_tables import Bound, ClassTable, class_means
 from polyfed.core.client_profile import Profile
-from polyfed.core.payload import Payload, State, Weights, view
+from polyfed.core.payload import Payload, State, Weights, detached_copy, view
 from polyfed.core.place import CPU
 from polyfed.errors import RunError
 from polyfed.models.split import SplitModel
@@ -129,20 +129,21 @@ def weights_of(module: nn.Module) -> Weights:
     return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
 
 
-class WeightsBefore:
-    """A copy of a model's weights that can be restored. It costs a third of a state dict and its loading."""
+class ClientBefore:
+    """A copy of a client's weights and state that can be restored. It is faster than a state dict and its loading."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
+    def __init__(self, client: Client) -> None:
+        self._client, self._state = client, detached_copy(client.state)
         self._tensors = self._current()
         self._values = [tensor.detach().clone() for tensor in self._tensors]
 
     def _current(self) -> list[Tensor]:
-        return [*self._model.parameters(), *self._model.buffers()]
+        return [*self._client.model.parameters(), *self._client.model.buffers()]
 
     @torch.no_grad()
     def restore(self) -> bool:
-        """Restore the weights. Return False if the model has other tensors than before: then it cannot."""
+        """Restore the client. Return False if the model has other tensors than before: then it cannot."""
+        self._client.state = self._state
         current = self._current()
         if len(current) != len(self._tensors) or any(
             one is not other for one, other in zip(current, self._tensors, strict=True)

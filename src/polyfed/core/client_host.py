@@ -14,7 +14,7 @@ from functools import partial
 
 from polyfed import devices, profiling
 from polyfed.core import rng
-from polyfed.core.client import Client, WeightsBefore, copy_into
+from polyfed.core.client import Client, ClientBefore, copy_into
 from polyfed.core.client_evaluation import check_measures, measure_client
 from polyfed.core.client_maker import ClientMaker as ClientMaker
 from polyfed.core.codec import decode, encode, encode_in_parts
@@ -210,7 +210,7 @@ class Host:
         method = self._maker.method
         check_measures(call)
         adopts = type(method).adopt is not Method.adopt
-        before = (WeightsBefore(client.model), detached_copy(client.state)) if adopts else None
+        before = ClientBefore(client) if adopts else None
         try:
             with (
                 rng.seeded(client.seed, "torch", client.name, call.round, EVALUATE),
@@ -219,10 +219,8 @@ class Host:
                 self._prepare_prediction(client, call, task, shared)
                 reply = measure_client(client, method, call, self._global_test)
         finally:
-            if before is not None:
-                weights, client.state = before
-                if not weights.restore():
-                    self._drop(task.client)  # its state is in the store
+            if before is not None and not before.restore():
+                self._drop(task.client)  # its state is in the store
         return reply
 
     def _prepare_prediction(self, client: Client, call: Call, task: Task, shared: bytes) -> None:

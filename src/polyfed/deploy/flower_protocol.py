@@ -9,7 +9,9 @@ VERSION = "1.41"  # release that coordinator and sites need
 
 # Commands, as module and function.
 SUPERLINK = ("flwr.superlink.cli.flower_superlink", "flower_superlink")
-SUPERNODE = ("flwr.supernode.cli.flower_supernode", "flower_supernode")
+FLOWER_SUPERNODE = ("flwr.supernode.cli.flower_supernode", "flower_supernode")
+SUPERNODE = ("polyfed.deploy.quick_supernode", "flower_supernode")  # the same with shorter waits
+SUPERNODE_LOOP = "flwr.supernode.start_client_internal"  # the module whose loop waits for messages and replies
 
 # Disables telemetry, the check for updates and the installation of packages at run time.
 ENVIRONMENT = {

@@ -18,7 +18,8 @@ from polyfed.core.engine import Answer, Call, Failure, Task, TrainingStats
 from polyfed.engines import framing
 from polyfed.errors import PayloadError
 
-POLL_SECONDS = 0.4  # between two polls for replies, which cost the SuperLink time; Flower's own interval is longer
+FIRST_POLL_SECONDS = 0.1  # between two polls for replies; the interval doubles, because polls cost the SuperLink time
+POLL_SECONDS = 0.4  # longest interval; Flower's own is longer
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ class FlowerEngine:
         pending = {message_id: name for name, message_id in message_ids.items()}
         deadline = time.monotonic() + self._timeout
         answers: dict[str, Answer] = {}
+        interval = FIRST_POLL_SECONDS
         for task in tasks:
             name = task.client
             if name not in message_ids:
@@ -97,7 +99,8 @@ class FlowerEngine:
                         name, failure=Failure("timeout", f"no answer within {self._timeout:g} seconds")
                     )
                 elif name not in answers:
-                    time.sleep(POLL_SECONDS)
+                    time.sleep(interval)
+                    interval = min(2 * interval, POLL_SECONDS)
             yield answers.pop(name)
 
     def peak_memory(self) -> int:
