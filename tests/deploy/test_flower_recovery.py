@@ -43,7 +43,7 @@ def test_killed_processes_recover_without_loss(tmp_path: Path, kills: int) -> No
 
     The first time the site is killed in a call, and two sites swap their ports.
     """
-    setting = {**SETTING, "rounds": 4 * kills + 2}  # at most two rounds pass between two kills
+    setting = {**SETTING, "rounds": 14 * kills + 6}  # more than pass between kills: one or two a second
     consortium = make_consortium(tmp_path, "ana", "ben", "cleo")
     (tmp_path / "model.py").write_text(OWN_MODEL)
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(setting))
