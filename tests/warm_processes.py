@@ -43,9 +43,10 @@ def _address() -> str:
             with socket.socket(socket.AF_UNIX) as listening:
                 listening.bind(address)
                 listening.listen(64)
-                descriptor = listening.fileno()
-                command = [sys.executable, str(TEMPLATE), str(descriptor), str(main)]
-                _started.append(subprocess.Popen(command, pass_fds=[descriptor], start_new_session=True))
+                descriptors = [listening.fileno(), os.pidfd_open(main)]
+                command = [sys.executable, str(TEMPLATE), address, *map(str, descriptors)]
+                _started.append(subprocess.Popen(command, pass_fds=descriptors, start_new_session=True))
+                os.close(descriptors[1])
     return address
 
 
@@ -87,7 +88,7 @@ class Process:
             _send(b"start", [theirs.fileno(), text.fileno(), *streams])
         for descriptor in opened:
             os.close(descriptor)
-        self.pid = int.from_bytes(self._status.recv(8, socket.MSG_WAITALL), "little")
+        self.pid = self._receive()
 
     def _stream(self, given: IO[Any] | int, opened: list[int], name: str = "") -> int:
         if given == DEVNULL:
@@ -100,6 +101,13 @@ class Process:
             return write
         return given if isinstance(given, int) else given.fileno()
 
+    def _receive(self) -> int:
+        """Return the next number that the process's supervisor sends: its id, then its exit code."""
+        number = self._status.recv(8, socket.MSG_WAITALL)
+        if len(number) < 8:
+            raise RuntimeError("the process that others are forked from has ended; its output says why")
+        return int.from_bytes(number, "little", signed=True)
+
     def poll(self) -> int | None:
         """Return the exit code, or None while the process runs."""
         return self.wait() if self.returncode is not None or select.select([self._status], [], [], 0)[0] else None
@@ -109,7 +117,7 @@ class Process:
         if self.returncode is None:
             if not select.select([self._status], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired("a forked process", timeout or 0)
-            self.returncode = int.from_bytes(self._status.recv(8, socket.MSG_WAITALL), "little", signed=True)
+            self.returncode = self._receive()
             self._status.close()
         return self.returncode
 

@@ -7,6 +7,7 @@ knows as little of the command's code as the one that the pool would start.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import random
@@ -150,22 +151,24 @@ def supervise(status: socket.socket, request: dict[str, Any], descriptors: list[
     status.sendall(pid.to_bytes(8, "little"))
     _, ended = os.waitpid(pid, 0)
     status.sendall(os.waitstatus_to_exitcode(ended).to_bytes(8, "little", signed=True))
-    os.waitpid(server._process.pid, 0)  # so that its computing time counts as that of the tests
+    os.waitpid(server._process.pid, 0)
 
 
-def main(requests: socket.socket, test_run: int) -> None:
-    """Start processes until the test run, given by the id of its main process, has ended."""
+def main(requests: socket.socket, ended: int) -> None:
+    """Start processes until the test run has ended: then the main process of pytest no longer exists (`ended`)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ended, supervisors = os.pidfd_open(test_run), set[int]()
+    supervisors = set[int]()
     events: list[Any] = [requests, ended]
     while True:
         if ended in select.select(events, [], [])[0]:
-            for file in (requests.getsockname(), f"{requests.getsockname()}.lock"):
-                Path(file).unlink(missing_ok=True)
+            for pid in supervisors:
+                kill_with_children(pid)
             return
         connection, _ = requests.accept()
         with connection:
             _, descriptors, _, _ = socket.recv_fds(connection, 16, 5)
+        if not descriptors:
+            continue  # the process that asked has ended
         supervisors -= {pid for pid in supervisors if os.waitpid(pid, os.WNOHANG)[0]}
         pid = os.fork()
         if pid:
@@ -182,14 +185,29 @@ def main(requests: socket.socket, test_run: int) -> None:
             os.close(descriptor)
 
 
+def kill_with_children(pid: int) -> None:
+    """Kill the supervisor of a process that is still running, and what it started: the test run was interrupted."""
+    children = [child for task in Path(f"/proc/{pid}/task").glob("*/children") for child in task.read_text().split()]
+    for process in (pid, *map(int, children)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+
+
 if __name__ == "__main__":
-    import sklearn.datasets  # noqa: F401
-    import torch._dynamo
-    import torch._refs  # noqa: F401
+    files, descriptors = (sys.argv[1], f"{sys.argv[1]}.lock"), [int(number) for number in sys.argv[2:]]
+    main_process = os.getpid()
+    try:
+        import sklearn.datasets  # noqa: F401
+        import torch._dynamo
+        import torch._refs  # noqa: F401
 
-    import polyfed.api
-    import polyfed.experiment
-    import polyfed.federation.simulation  # noqa: F401
-    from polyfed.engines import fork_server, worker  # noqa: F401
+        import polyfed.api
+        import polyfed.experiment
+        import polyfed.federation.simulation  # noqa: F401
+        from polyfed.engines import fork_server, worker  # noqa: F401
 
-    main(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
+        main(socket.socket(fileno=descriptors[0]), descriptors[1])
+    finally:
+        if os.getpid() == main_process:
+            for file in files:
+                Path(file).unlink(missing_ok=True)

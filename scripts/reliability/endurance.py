@@ -118,7 +118,7 @@ def many_clients(folder: Path, count: int) -> dict[str, Any]:
         for name in list(versions)[:changed]:
             frame = checkpoints.store.read(name, versions[name])
             versions[name] += 1
-            checkpoints.store.write(name, versions[name], frame)
+            checkpoints.store.write(name, versions[name], [frame])
         start = time.monotonic()
         checkpoints.save(Checkpoint(latest.round + 1, latest.server, latest.ledger, latest.history))
         figures.setdefault(f"save_seconds_{changed}", []).append(round(time.monotonic() - start, 2))

@@ -11,8 +11,8 @@ from typing import Any
 from scripts.reliability.federation import Federation, run_federation
 from scripts.reliability.processes import SUPERLINK, SUPERNODE, children, kill
 
-ROUNDS = 10  # of one run; a new run starts when it has finished
-ROUND_SECONDS = 5.0  # a round takes about as long
+ROUNDS = 30  # of one run; a new run starts when it has finished
+ROUND_SECONDS = 2.0  # a round takes about as long
 START_SECONDS = 12.0  # and the start of a coordinator
 AT_START = 0.25  # fraction of kills of a coordinator while it starts
 Save = Callable[[dict[str, Any]], None]

@@ -42,8 +42,9 @@ process in which the same sites are absent in the same rounds. Federations use k
 AFTER_KILLS = """\
 - polyfed replaces workers and the fork server, the coordinator starts a killed SuperLink again, and a site its SuperNode. A killed main process,
   coordinator or site must be started again by a person or a service manager; the script does this at once.
-- The time until the next round has finished includes the round itself. When processes of federations were killed, a round between sites took
-  seconds, because Flower's SuperNode asked for messages every three seconds. Since then, sites ask more often while rounds follow each other.
+- The time until the next round has finished includes the round itself. The figures of federations were measured when
+  SuperNodes asked for messages every three seconds, and could return after two missing heartbeats of 30 seconds. A round took seconds then.
+  Now sites ask more often while rounds follow each other, and their heartbeats are twice as frequent.
 - The test suite has {suite}."""
 SUITE = "six kills of workers, five each of the main process and the fork server, and one each of coordinator, SuperLink, site and SuperNode (five each in `make test-all`)"
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from polyfed import catalogue
 from polyfed.core import (
@@ -180,11 +181,18 @@ class Adopter(Method):
             client.model(torch.ones(2, 1, 8, 8))
         elif self.how == "replaced":
             head.bias = torch.nn.Parameter(torch.full_like(head.bias, 7))
+        elif self.how == "half":
+            client.model.half()
+        elif self.how == "wrapped":
+            client.model.head = torch.nn.Sequential(head, torch.nn.Dropout(0.5))
         else:
             client.model.add_module("more", torch.nn.Linear(1, 1))
 
+    def predict(self, client: Client, x: Tensor) -> Tensor:
+        return super().predict(client, x.to(next(client.model.parameters()).dtype))
 
-@pytest.mark.parametrize("how", ["in place", "data", "statistics", "replaced", "added"])
+
+@pytest.mark.parametrize("how", ["in place", "data", "statistics", "replaced", "half", "wrapped", "added"])
 def test_what_an_evaluation_changes_is_undone(how: str) -> None:
     with ToyFederation(Adopter, {"how": how}) as toy:
         assert toy.run(evaluate=True).checked().hash == toy.run().checked().hash

@@ -7,6 +7,10 @@ from flwr.app.metadata import Metadata
 from flwr.cli.build import build_fab_from_disk, build_fab_from_files
 from flwr.common.constant import (
     FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION,
+    HEARTBEAT_CALL_TIMEOUT,
+    HEARTBEAT_DEFAULT_INTERVAL,
+    HEARTBEAT_MIN_INTERVAL,
+    HEARTBEAT_PATIENCE,
     SYSTEM_TIME_TOLERANCE,
     TIMESTAMP_HEADER,
     TIMESTAMP_TOLERANCE,
@@ -35,6 +39,10 @@ from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.superlink.routers.fleet.router import router as fleet_router
 
 __all__ = [
+    "HEARTBEAT_PATIENCE",
+    "HEARTBEAT_MIN_INTERVAL",
+    "HEARTBEAT_DEFAULT_INTERVAL",
+    "HEARTBEAT_CALL_TIMEOUT",
     "ApiErrorCode",
     "ConfirmMessageReceivedRequest",
     "ConfirmMessageReceivedResponse",

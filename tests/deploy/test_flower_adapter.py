@@ -114,20 +114,73 @@ def test_commands_exist() -> None:
 
 
 def test_the_loop_of_a_supernode_waits_for_messages_and_for_replies() -> None:
-    """polyfed shortens these two waits while rounds are running (deploy/quick_supernode.py)."""
+    """polyfed changes these two waits (deploy/quick_supernode.py)."""
     source = inspect.getsource(importlib.import_module(flower_protocol.SUPERNODE_LOOP))
     assert "import time" in source
     assert set(re.findall(r"time\.sleep\(([^)]+)\)", source)) == {"3", "0.5"}
 
 
+class Clock:
+    """A clock that sleeps without waiting."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        self.waits: list[float] = []
+        monkeypatch.setattr(time, "sleep", self.sleep)
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+
+    def sleep(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        self.now += seconds
+
+
 def test_waits_double_until_something_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    waited: list[float] = []
-    monkeypatch.setattr(time, "sleep", waited.append)
-    waits = quick_supernode.GrowingWaits()
+    clock, loop_clock = Clock(monkeypatch), quick_supernode.LoopClock(lambda: None)
     for seconds in (3, 3, 3, 3, 3, 3, 3, 3, 0.5, 0.5, 3):
-        waits.sleep(seconds)
-    assert waited == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3, 3, 0.05, 0.1, 0.05]
-    assert waits.monotonic is time.monotonic
+        loop_clock.sleep(seconds)
+    assert clock.waits == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3, 3, 0.05, 0.1, 0.05]
+    assert loop_clock.perf_counter is time.perf_counter
+
+
+def test_heartbeats_are_sent_while_the_loop_waits_for_a_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[float] = []
+
+    def send() -> None:
+        sent.append(clock.now)
+        raise RuntimeError("the coordinator is not there")  # Flower's own thread deals with it
+
+    clock, loop_clock = Clock(monkeypatch), quick_supernode.LoopClock(send)
+    for _ in range(20):
+        loop_clock.sleep(3)
+    assert sent == []  # it asks for messages instead
+    began = clock.now
+    for _ in range(30):
+        loop_clock.sleep(0.5)
+    assert 4 <= len(sent) <= 5 and sent[0] - began < 4
+
+
+def test_the_changes_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = (flower_protocol.SUPERNODE_LOOP, flower_protocol.SUPERNODE_CONNECTION, flower_protocol.HEARTBEATS)
+    loop, connection, heartbeats = map(importlib.import_module, names)
+    for module, name in (
+        (loop, "time"),
+        (connection, "HeartbeatSender"),
+        (connection, "HEARTBEAT_DEFAULT_INTERVAL"),
+        (heartbeats, "HEARTBEAT_DEFAULT_INTERVAL"),
+    ):
+        monkeypatch.setattr(module, name, getattr(module, name))  # restored after the test
+    quick_supernode.install()
+    sent: list[str] = []
+    vars(connection)["HeartbeatSender"](lambda: sent.append("now"))
+    vars(loop)["time"]._send_heartbeat()
+    assert sent == ["now"]
+    intervals = [vars(module)["HEARTBEAT_DEFAULT_INTERVAL"] for module in (connection, heartbeats)]
+    constants = importlib.import_module("tests.deploy.flower_names")
+    assert intervals == [quick_supernode.HEARTBEAT_INTERVAL] * 2
+    assert constants.HEARTBEAT_MIN_INTERVAL <= intervals[0] < constants.HEARTBEAT_DEFAULT_INTERVAL
+    # several heartbeats are sent before the SuperLink takes the site as offline
+    pause = (intervals[0] - constants.HEARTBEAT_CALL_TIMEOUT) * 0.9
+    assert 3 * pause < constants.HEARTBEAT_PATIENCE * intervals[0]
 
 
 def test_values_are_those_of_flower() -> None:

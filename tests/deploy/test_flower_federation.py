@@ -20,6 +20,7 @@ from polyfed.cli.app import main
 from polyfed.config import parse
 from polyfed.deploy.coordinator import Coordinator
 from polyfed.deploy.processes import require_flower
+from polyfed.deploy.site_traffic import SILENT_SECONDS
 from polyfed.errors import InputError
 from polyfed.federation.simulation import build_federation
 from polyfed.runs.folder import RunFolder
@@ -99,6 +100,12 @@ def test_a_site_that_sends_damaged_payloads_is_left_out_and_named(federation: Fe
     )
     assert [(failure["client"], failure["kind"]) for failure in result["failures"]] == [("ben", "rejected")]
     assert "damaged" in result["failures"][0]["message"]
+
+
+def test_a_site_that_computes_for_long_is_not_taken_as_lost(federation: Federation, tmp_path: Path) -> None:
+    result = federation.run({**QUICK, "name": "slow", "method": {"name": "fedproto"}}, tmp_path / "run")
+    assert result["seconds"]["total"] > SILENT_SECONDS
+    assert result["failures"] == []
 
 
 def test_secure_sums_with_a_drop_out_equal_those_of_the_serial_engine(federation: Federation, tmp_path: Path) -> None:

@@ -161,12 +161,16 @@ def test_short_work_stays_with_its_worker_once_it_was_measured() -> None:
     affinity = WorkerAffinity()
     for task in tasks(2):
         affinity.assign(task.client, 0)
-    first = CallScheduler(CALL, tasks(2), affinity, 2)
+    first = CallScheduler(CALL, tasks(2), affinity, 2, moves_are_cheap=True)
     assert first.next_task(1, idle=True) == 0
+    affinity.record(Call(2, 1, ("longer",), ("longer",)), Answer("c0", seconds=100.0))  # queues are balanced for it
     for task in tasks(2):
         affinity.record(CALL, Answer(task.client, seconds=0.001))
         affinity.assign(task.client, 0)
-    assert CallScheduler(CALL, tasks(2), affinity, 2).next_task(1, idle=True) is None
+    assert CallScheduler(CALL, tasks(2), affinity, 2, moves_are_cheap=True).next_task(1, idle=True) is None
+    # elsewhere the worker may be gone: nothing may be left for it
+    elsewhere = CallScheduler(CALL, tasks(2), affinity, 2)
+    assert [elsewhere.next_task(1, idle=True) for _ in range(3)] == [0, 1, None]
 
 
 def test_the_time_to_load_a_moved_client_is_not_expected_again() -> None:
@@ -179,3 +183,22 @@ def test_the_time_to_load_a_moved_client_is_not_expected_again() -> None:
     affinity.assign("c0", 1)
     affinity.record(CALL, Answer("c0", seconds=2.0))
     assert affinity.seconds(CALL, "c0") == 2.5
+    affinity.assign("c0", 0)
+    affinity.record(CALL, Answer("c0", seconds=1.0))  # even with loading it was faster than expected
+    assert affinity.seconds(CALL, "c0") == 1.0
+    affinity.record(CALL, Answer("c0", failure=Failure("raised", "an error")))
+    assert affinity.seconds(CALL, "c0") == 1.0
+
+
+def test_the_longest_call_is_found_among_the_clients_of_a_round() -> None:
+    affinity, upload = WorkerAffinity(), Call(2, 1, ("upload",), ("upload",))
+    for task in tasks(10):
+        affinity.record(upload, Answer(task.client, seconds=0.2))
+    assert not affinity.is_longest(CALL, ["c0", "c1"])  # never measured
+    for client in ("c0", "c1"):
+        affinity.record(CALL, Answer(client, seconds=0.5))
+    assert affinity.is_longest(CALL, ["c0", "c1"])  # uploads of all ten took longer
+    assert not affinity.is_longest(upload, ["c0", "c1"])
+    later = Call(9, 5, ("upload",), ("upload",))
+    affinity.record(later, Answer("c0", seconds=0.2))
+    assert affinity.is_longest(later, ["c0", "c1"])  # the other kind has not run for rounds

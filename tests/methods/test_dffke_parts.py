@@ -432,6 +432,15 @@ def test_convolution_of_an_upsampled_image(channels: int, out: int, side: int) -
         assert torch.allclose(got, wanted, rtol=1e-10, atol=1e-10)
 
 
+# layers of the presets for CPUs: 32 channels for 8x8 images, 16 for 28x28
+@pytest.mark.parametrize(("channels", "out", "side"), [(32, 32, 2), (32, 16, 4), (16, 16, 7), (16, 8, 14)])
+def test_small_layers_of_the_decoder_keep_their_bits(channels: int, out: int, side: int) -> None:
+    with seeded("layer"):
+        layer, x = UpsampledConv2d(channels, out), torch.randn(5, channels, side, side)
+    enlarged = nn.Upsample(scale_factor=2)(x)
+    assert torch.equal(layer(x), F.conv2d(enlarged, layer.weight, padding=1))
+
+
 def test_large_layers_of_the_decoder_multiply_less() -> None:
     layer, x = UpsampledConv2d(64, 64), torch.randn(1, 64, 8, 8)
     with FlopCounterMode(display=False) as counter:

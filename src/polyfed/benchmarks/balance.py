@@ -34,10 +34,16 @@ class SleepingHost:
 
 
 class ClientOrder(WorkerAffinity):
-    """Ignores costs, so that clients start in their order."""
+    """Ignores costs and times, so that clients start in their order."""
 
     def expected_seconds(self, call: Call, clients: Sequence[str]) -> list[float]:
         return [0.0] * len(clients)
+
+    def seconds(self, call: Call, client: str) -> float:
+        return 0.0
+
+    def is_longest(self, call: Call, clients: Sequence[str]) -> bool:
+        return False
 
 
 def measure() -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -135,21 +136,22 @@ class ClientBefore:
     def __init__(self, client: Client) -> None:
         self._client, self._state = client, detached_copy(client.state)
         self._tensors = self._current()
-        self._values = [tensor.detach().clone() for tensor in self._tensors]
+        self._values = [tensor.detach().clone() for tensor in self._tensors.values()]
 
-    def _current(self) -> list[Tensor]:
-        return [*self._client.model.parameters(), *self._client.model.buffers()]
+    def _current(self) -> dict[str, Tensor]:
+        return dict(itertools.chain(self._client.model.named_parameters(), self._client.model.named_buffers()))
 
     @torch.no_grad()
     def restore(self) -> bool:
-        """Restore the client. Return False if the model has other tensors than before: then it cannot."""
+        """Restore the client. Return False if the model has other layers or tensors: not all weights are restored."""
         self._client.state = self._state
         current = self._current()
-        if len(current) != len(self._tensors) or any(
-            one is not other for one, other in zip(current, self._tensors, strict=True)
-        ):
+        if list(current) != list(self._tensors):
             return False
-        for tensor, value in zip(self._tensors, self._values, strict=True):
+        for tensor, before, value in zip(current.values(), self._tensors.values(), self._values, strict=True):
+            same_kind = tensor.dtype == value.dtype and tensor.shape == value.shape
+            if tensor is not before or not same_kind or tensor.stride() != value.stride():
+                return False
             tensor.copy_(value)
         return True
 

@@ -50,7 +50,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class FrameParts:
-    """A frame that is not joined yet. The parts are views of the payload's tensors, which must not change before."""
+    """A frame in parts: views of the payload's tensors, which must not change until the parts are written."""
 
     parts: Sequence[bytes | memoryview]  # the second one is the digest
     fields: dict[str, int]
@@ -71,7 +71,7 @@ def encode(payload: Mapping[str, Value], digest: FrameDigest = SHA256) -> Frame:
 
 
 def encode_in_parts(payload: Mapping[str, Value], digest: FrameDigest = SHA256) -> FrameParts:
-    """Encode a payload that is written at once. This saves a copy of its tensors."""
+    """Encode a payload without joining its parts, which saves a copy of its tensors."""
     with profiling.span("encode", "encode"):
         return _encode(payload, digest)
 

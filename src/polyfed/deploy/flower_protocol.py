@@ -10,8 +10,14 @@ VERSION = "1.41"  # release that coordinator and sites need
 # Commands, as module and function.
 SUPERLINK = ("flwr.superlink.cli.flower_superlink", "flower_superlink")
 FLOWER_SUPERNODE = ("flwr.supernode.cli.flower_supernode", "flower_supernode")
-SUPERNODE = ("polyfed.deploy.quick_supernode", "flower_supernode")  # the same with shorter waits
-SUPERNODE_LOOP = "flwr.supernode.start_client_internal"  # the module whose loop waits for messages and replies
+SUPERNODE = (
+    "polyfed.deploy.quick_supernode",
+    "flower_supernode",
+)  # with changes of polyfed
+# Modules of a SuperNode: its loop, which waits for messages and replies, its connection, and its heartbeats.
+SUPERNODE_LOOP = "flwr.supernode.start_client_internal"
+SUPERNODE_CONNECTION = "flwr.supernode.fleet_http_connection"
+HEARTBEATS = "flwr.supercore.heartbeat"
 
 # Disables telemetry, the check for updates and the installation of packages at run time.
 ENVIRONMENT = {

@@ -1,8 +1,8 @@
 """Traffic of each site at the gateway: how much of its requests is in flight, and whether it is still there.
 
-A SuperNode asks for messages at least every three seconds, also while its site computes. One that has died is noticed
-here before Flower notices it: Flower waits for two heartbeats, up to a minute. A SuperNode that hashes, stores or
-loads a large message sends no requests meanwhile, so sites with large messages get more time.
+A SuperNode asks for messages at least every three seconds, and sends heartbeats as often while its site computes
+(`deploy/quick_supernode.py`). One that has died is noticed here before Flower notices it. A SuperNode that hashes,
+stores or loads a large message sends no requests meanwhile, so sites with large messages get more time.
 """
 
 from __future__ import annotations

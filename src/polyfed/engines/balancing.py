@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 TOLERANCE = 0.02  # difference between two workers that is left, as a share of their mean work; times vary by as much
-MAX_PAIRS = 10_000  # that are compared before a swap; large queues are balanced well enough by moves
+MAX_PAIRS = 10_000  # largest number of pairs to compare for a swap; moves are enough to balance longer queues
 
 
 def balance(queues: Sequence[list[int]], seconds: Sequence[float]) -> None:

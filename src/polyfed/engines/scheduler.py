@@ -21,6 +21,7 @@ class WorkerAffinity:
         self._costs = costs or {}
         self._worker: dict[str, int] = {}
         self._seconds: dict[tuple[str, ...], dict[str, float]] = {}
+        self._last_round: dict[tuple[str, ...], int] = {}  # in which each kind of call was answered
         self._moved: set[str] = set()  # clients whose next answer includes the time to load them
 
     def worker_of(self, client: str) -> int | None:
@@ -33,11 +34,11 @@ class WorkerAffinity:
         self._worker[client] = worker
 
     def seconds(self, call: Call, client: str) -> float:
-        """Return how long a call of this kind last took at a client, or 0 if it never ran there."""
+        """Return how long a call of this kind takes at a client, as measured, or 0 if it never ran there."""
         return self._seconds.get(call.steps or call.measures, {}).get(client, 0.0)
 
     def expected_seconds(self, call: Call, clients: Sequence[str]) -> list[float]:
-        """Return how long a call will probably take at clients: as long as last time, or estimated from their costs.
+        """Return how long a call will probably take at clients, as measured before or estimated from their costs.
 
         The costs are scaled by the clients of this call that were measured before. If there are none, only the order
         of the numbers has a meaning.
@@ -48,19 +49,28 @@ class WorkerAffinity:
         rate = sum(measured[client] for client in known) / cost if cost else 1.0
         return [measured.get(client, self._costs.get(client, 0.0) * rate) for client in clients]
 
-    def is_longest(self, call: Call, seconds: float) -> bool:
-        """Return whether a call of this many seconds takes at least as long as the other kinds of calls did."""
-        kind = call.steps or call.measures
-        return all(sum(times.values()) <= seconds for other, times in self._seconds.items() if other != kind)
+    def is_longest(self, call: Call, clients: Sequence[str]) -> bool:
+        """Return whether no other kind of call takes longer at these clients. False if this kind was not measured."""
+        work = {
+            kind: sum(times.get(client, 0.0) for client in clients)
+            for kind, times in self._seconds.items()
+            if self._last_round[kind] >= call.round - 1  # others may never run again
+        }
+        own = work.get(call.steps or call.measures, 0.0)
+        return own > 0 and own == max(work.values())
 
     def record(self, call: Call, answer: Answer) -> None:
-        """Record how long a call took at a client, as the mean of the last calls.
-
-        A client that was loaded for this call took longer than it will take next time.
-        """
-        times, client = self._seconds.setdefault(call.steps or call.measures, {}), answer.client
-        if client not in self._moved or client not in times:
-            times[client] = (times.get(client, answer.seconds) + answer.seconds) / 2
+        """Record how long a call took at a client, as a moving average. Failures are ignored."""
+        kind, client = call.steps or call.measures, answer.client
+        if answer.failure is not None:
+            self._moved.add(client)  # its worker has dropped it
+            return
+        times, self._last_round[kind] = self._seconds.setdefault(kind, {}), call.round
+        before = times.get(client, answer.seconds)
+        if client in self._moved:  # it had to be loaded, so it is at least as fast as this
+            times[client] = min(before, answer.seconds)
+        else:
+            times[client] = (before + answer.seconds) / 2
         self._moved.discard(client)
 
 
@@ -79,7 +89,8 @@ class CallScheduler:
         """With `moves_are_cheap`, clients change their worker so that all workers finish at about the same time.
 
         Queues are balanced before the longest call of a round; a client then stays where it is. A busy worker gets
-        none of the last tasks, one for each worker, unless they are short: whoever is idle first takes them.
+        none of the last tasks, one for each worker, unless they are short: whoever is idle first takes them. Short
+        work stays with its worker. All workers must be there: another engine's worker may take minutes to start.
         """
         self.call = call
         self.tasks = tasks
@@ -98,7 +109,7 @@ class CallScheduler:
             worker = affinity.worker_of(tasks[number].client)
             queue = min(queues, key=self._work) if worker is None else queues[worker]
             queue.append(number)
-        if moves_are_cheap and affinity.is_longest(call, sum(self._expected)):
+        if moves_are_cheap and affinity.is_longest(call, [task.client for task in tasks]):
             balance(queues, self._expected)
         self._queues = [deque(sorted(queue, key=lambda n: -self._expected[n])) for queue in queues]
 
@@ -126,9 +137,9 @@ class CallScheduler:
         if own:
             return own.popleft()
         fullest = max(self._queues, key=self._work)
-        if not fullest or (self._measured and self._work(fullest)[0] < SHORT):
-            return None  # its worker is done before another one has loaded the client
-        return fullest.popleft()
+        if self._moves_are_cheap and self._measured and self._work(fullest)[0] < SHORT:
+            return None  # waiting for its worker costs less than loading the client elsewhere
+        return fullest.popleft() if fullest else None
 
     def _is_one_of_the_last(self, number: int) -> bool:
         """Whether a task is not short and no more tasks are left than there are workers."""

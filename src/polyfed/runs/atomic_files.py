@@ -22,7 +22,7 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
 def write_parts_atomically(
     path: Path, parts: Iterable[bytes | memoryview], *, durable: bool = True, spare: Path | None = None
 ) -> None:
-    """Write a file atomically from parts, which are not joined before.
+    """Write a file atomically from parts, which are not joined before. `durable` waits until it is on disk.
 
     `spare` is a file in the same folder that is no longer needed. If it exists, it is overwritten and renamed.
     """
@@ -37,9 +37,11 @@ def write_parts_atomically(
         temporary.replace(path)
         if durable:
             sync_folder(path.parent)
-    except OSError as error:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
+        if not isinstance(error, OSError):
+            raise
         raise StateError(f"{path} could not be written: {error.strerror or error}") from None
 
 

@@ -14,7 +14,7 @@ from polyfed.methods.dffke.pixel_statistics import PIXEL_MEAN, PIXEL_STD
 from polyfed.models.meta import meta_device
 
 Shape = tuple[int, ...]  # channels, height, width
-SMALL_LAYER = 1 << 15  # products of one kernel position for one image
+SMALL_LAYER = 1 << 15  # products of one kernel position for one image; another value would change results
 
 
 class UpsampledConv2d(nn.Conv2d):
@@ -22,7 +22,7 @@ class UpsampledConv2d(nn.Conv2d):
 
     Every pixel of the large image is one of four equal ones, so 4 of the 9 products are enough: the two operations
     are one transposed convolution with stride 2. In one dimension, its kernel is (w2, w1 + w2, w0 + w1, w0). Small
-    layers are as fast as two operations, because the kernel has to be computed first.
+    layers use the two operations: computing the kernel would cost as much as it saves.
     """
 
     def __init__(self, channels_in: int, channels_out: int) -> None:
