@@ -40,6 +40,7 @@ def test_a_federation_uses_no_network(tmp_path: Path) -> None:
     assert output["attempts"] == 0
 
 
+@pytest.mark.all_methods  # tests/on_ray/test_ray_runs.py checks that Ray's processes are told to send nothing
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs the extra 'ray'")
 def test_ray_uses_no_network(tmp_path: Path) -> None:
     output = without_network("ray", tmp_path)

@@ -163,6 +163,7 @@ def test_a_local_ray_listens_on_loopback_leaves_no_process_and_resumes(
             time.sleep(0.1)
         started = descendants(process.pid)
         places = listening([process.pid, *started])
+        reports = {pid: sends_reports(pid) for pid, name in started.items() if "ray" in name}
         process.send_signal(signal.SIGINT)
         assert process.stderr is not None
         message = process.stderr.read()
@@ -170,6 +171,7 @@ def test_a_local_ray_listens_on_loopback_leaves_no_process_and_resumes(
     assert "polyfed resume" in message
     assert "ray" not in message.replace(str(tmp_path), "").lower()  # it says nothing of its own
     assert places and places <= {"0100007F", "0000000000000000FFFF00000100007F"}  # 127.0.0.1, both ways
+    assert reports and not any(reports.values())
     assert any("raylet" in command for command in started.values())
     assert any(command.startswith("ray::Actor") for command in started.values())
     until = time.monotonic() + 120  # they end soon after the main process, if the machine is not busy
@@ -178,6 +180,15 @@ def test_a_local_ray_listens_on_loopback_leaves_no_process_and_resumes(
     assert [command_of(pid) for pid in started if command_of(pid)] == []
     assert 1 <= _text(out / "events.jsonl").count('"event": "round"') < 20
     same(api.resume(out), run(tmp_path / "serial", {"name": "serial"}, **setting))
+
+
+def sends_reports(pid: int) -> bool:
+    """Return whether a process of Ray may send usage reports, from its environment. A process that has ended may not."""
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return environment != [b""] and b"RAY_USAGE_STATS_ENABLED=0" not in environment
 
 
 def _text(path: Path) -> str:
