@@ -39,9 +39,9 @@ from polyfed.errors import InputError
 METHODS = [name for name in catalogue.methods() if name != "fedktl"]
 
 
-# Checks that start worker processes, write run folders or read states again run on one method of each kind of messages, and on all
-# methods with --all-methods. What they find in the other methods, state outside of `state` and hidden randomness, the
-# checks in one process find too.
+# Checks that start worker processes, write run folders or read states again run on one method of each kind of
+# messages, and on all methods with --all-methods. What they find in the other methods, state outside of `state` and
+# hidden randomness, the checks in one process find too.
 CHECKS_OF_ENGINES = ["serial_equals_pool", "resumed_equals_uninterrupted", "independent_of_memory_budget"]
 REPRESENTATIVES = {
     "local": "no messages",
