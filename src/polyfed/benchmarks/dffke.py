@@ -4,23 +4,26 @@ Server and clients run in one process, so that its peak covers all of them. The 
 comparison. The runs take few steps, because the number of steps costs time and no memory. Synthetic images are
 generated on demand; decoders and codes are stored in every round, and their size per round is measured as well.
 
-The time of a round is measured as it is, and as it was: with images that are decoded for every batch, and a decoder
-that convolves enlarged images. It has 1,000 images, fewer steps than published, and an evaluation.
+The CPU time of a round is measured twice. "now" is the current code. "before" decodes synthetic images for every
+batch, and convolves enlarged images in the decoder. This round has 1,000 images, fewer steps than published, and an
+evaluation.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from polyfed import api
+from polyfed.benchmarks.commands import run_command
 from polyfed.benchmarks.synthetic import images
 from polyfed.config import Config, parse
+from polyfed.experiment import Observer
 from polyfed.methods.dffke import decoder, synthetic_images
 from polyfed.runs.records import RoundRecord
 
@@ -56,10 +59,25 @@ def _in_new_process(what: str, name: str) -> dict[str, float]:
     """Measure in a new process, whose memory is that of the run."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "polyfed.benchmarks.dffke", what, name, folder]
-        figures: dict[str, float] = json.loads(
-            subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        )
+        figures: dict[str, float] = json.loads(run_command(command))
     return figures
+
+
+def _run(method: Mapping[str, Any], samples: int, folder: Path, observers: Sequence[Observer] = ()) -> dict[str, Any]:
+    """Run a method in this process, and return its result."""
+    config = parse(
+        {
+            "method": dict(method),
+            "clients": CLIENTS,
+            "rounds": ROUNDS,
+            "data": {"partition": {"scheme": "iid"}},
+            "models": {"group": "tiny4"},
+            "evaluate": {"every": ROUNDS},
+            "engine": {"name": "serial"},
+        }
+    )
+    data = images("dffke", samples, SIZE, folder / "cache")
+    return api.run_config(config, out=folder / "run", data=data, observers=observers)
 
 
 class _Clock:
@@ -77,42 +95,19 @@ class _Clock:
 
 
 def timed_run(way: str, folder: Path) -> dict[str, float]:
-    """Return the CPU seconds of the second round, as it is now or as it was before."""
+    """Return the CPU seconds of the second round. `way` is "now" or "before"."""
     if way == "before":
         vars(synthetic_images)["CAPACITY"] = -1  # of the image cache
         vars(decoder)["SMALL_LAYER"] = sys.maxsize
-    config = parse(
-        {
-            "method": {"name": "dffke", "least_steps": TIMED_STEPS, "max_local_epochs": 3},
-            "clients": CLIENTS,
-            "rounds": 2,
-            "data": {"partition": {"scheme": "iid"}},
-            "models": {"group": "tiny4"},
-            "evaluate": {"every": 2},
-            "engine": {"name": "serial"},
-        }
-    )
     clock = _Clock()
-    data = images("dffke", TIMED_SAMPLES, SIZE, folder / "cache")
-    api.run_config(config, out=folder / "run", data=data, observers=[clock])
+    method = {"name": "dffke", "least_steps": TIMED_STEPS, "max_local_epochs": 3}
+    _run(method, TIMED_SAMPLES, folder, observers=[clock])
     return {"cpu_seconds": clock.times[1] - clock.times[0]}
 
 
 def one_run(name: str, folder: Path) -> dict[str, float]:
     """Return the peak memory of this process after a run, and the size of the largest client state."""
-    config = parse(
-        {
-            "method": METHODS[name],
-            "clients": CLIENTS,
-            "rounds": ROUNDS,
-            "data": {"partition": {"scheme": "iid"}},
-            "models": {"group": "tiny4"},
-            "evaluate": {"every": ROUNDS},
-            "engine": {"name": "serial"},
-        }
-    )
-    data = images("dffke", SAMPLES, SIZE, folder / "cache")
-    result = api.run_config(config, out=folder / "run", data=data)
+    result = _run(METHODS[name], SAMPLES, folder)
     states = (folder / "run" / "checkpoint" / "clients").rglob("*")
     largest = max(path.stat().st_size for path in states if path.is_file())
     return {"peak_mb": result["memory"]["peak_rss"] / 2**20, "state_mb": largest / 2**20}
