@@ -92,10 +92,11 @@ ROOMS: dict[str, Room] = {
     "guards": _room("differential privacy for what clients upload", "core"),
     "runs": _room("the run folder: config, events, checkpoints, results", "console core profiling"),
     "core": _room(
-        "Method, Client, Server, Cohort, messages, random streams", "devices models option_checks profiling training"
+        "Method, Client, Server, Cohort, messages, random streams",
+        "devices machine models option_checks profiling training",
     ),
     "analysis": _room("measures of what models learned: CKA, t-SNE"),
-    "models": _room("the model zoo, groups, and slicing into sub-models", "plugins"),
+    "models": _room("the model zoo, groups, and slicing into sub-models", "machine plugins"),
     "training": _room("the local training loop, losses and evaluation", "profiling"),
     "data": _room("datasets, readers and partitions", "plugins"),
     "profiling": _room("where the time of a run goes: spans, table and trace"),

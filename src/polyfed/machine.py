@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import mmap
 import os
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 
 def available_cores() -> int:
@@ -51,3 +52,23 @@ def keep_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(MMAP_THRESHOLD, MMAP_BYTES)
         mallopt(TRIM_THRESHOLD, TRIM_BYTES)
+
+
+LARGE = 4 << 20  # bytes of memory that is worth large pages
+
+
+def request_large_pages(address: int, size: int) -> None:
+    """Ask for pages of 2 MB for new memory before it is filled.
+
+    To get megabytes in pages of 4 kB takes longer than to fill them. Nothing happens if the memory is small or the
+    system has no large pages.
+    """
+    if size >= LARGE and _madvise is not None:
+        page = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+        _madvise(page, address + size - page, mmap.MADV_HUGEPAGE)
+
+
+_madvise: Callable[[int, int, int], int] | None = None
+if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux only
+    _madvise = ctypes.CDLL(None).madvise
+    _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyfed.core import joined_bytes
-from polyfed.core.joined_bytes import LARGE, join
+from polyfed.core.joined_bytes import join
+from polyfed.machine import LARGE
 
 
 @pytest.mark.parametrize("size", [0, 1, LARGE - 1, LARGE, LARGE + 4097])

@@ -10,7 +10,7 @@ from torch import Tensor
 from polyfed.core.aggregation import MEAN, Aggregation
 from polyfed.core.payload import Weights
 from polyfed.core.robust_mean import RobustOwnerMean
-from polyfed.models.slicing.owner_mean import add_scaled, empty_total
+from polyfed.models.slicing.running_sums import RunningSums, Term
 
 
 class WeightedMean:
@@ -24,7 +24,7 @@ class WeightedMean:
     def __init__(self, rule: Aggregation = MEAN) -> None:
         self._rule = rule
         self._replies: list[tuple[Mapping[str, Tensor], float]] = []  # unless the rule is the mean
-        self._total: dict[str, Tensor] = {}
+        self._sums = RunningSums()
         self._dtype: dict[str, torch.dtype] = {}
         self._weight = 0.0
 
@@ -33,24 +33,20 @@ class WeightedMean:
             self._replies.append((weights, weight))
             self._weight += weight
             return
-        for name, tensor in weights.items():
-            if not tensor.is_floating_point():
-                self._total[name] = torch.maximum(self._total[name], tensor) if name in self._total else tensor
-                continue
-            if name not in self._total:
-                self._total[name], self._dtype[name] = empty_total(tensor), tensor.dtype
-            add_scaled(self._total[name], tensor, weight)
+        terms = {name: Term(tensor, (slice(None),) * tensor.ndim, weight) for name, tensor in weights.items()}
+        self._dtype = {name: tensor.dtype for name, tensor in weights.items()} | self._dtype
+        self._sums.add(terms, weights)
         self._weight += weight
 
     def result(self, otherwise: Weights) -> Weights:
-        """Return the mean, or `otherwise` if the total weight is zero."""
+        """Return the mean, or `otherwise` if the total weight is zero. Nothing can be added later."""
         if self._weight <= 0:
             return otherwise
         if not self._rule.is_mean:
             return self._robust(otherwise)
         means = {
-            name: (total / self._weight).to(self._dtype[name]) if name in self._dtype else total
-            for name, total in self._total.items()
+            name: total.div_(self._weight).to(self._dtype[name]) if total.is_floating_point() else total
+            for name, total in self._sums.take().items()
         }
         return {name: t.clamp_(min=0) if name.endswith("running_var") else t for name, t in means.items()}
 

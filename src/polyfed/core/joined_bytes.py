@@ -7,25 +7,25 @@ Here, pages of 2 MB are requested where the system has them. Small messages are 
 from __future__ import annotations
 
 import ctypes
-import mmap
+import sys
 from collections.abc import Sequence
 
 import numpy as np
 
-LARGE = 4 << 20  # bytes of a message that is worth it
-ADVICE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux only
+from polyfed.machine import LARGE, request_large_pages
+
+LINUX = sys.platform == "linux"
 
 
 def join(parts: Sequence[bytes | memoryview]) -> bytes:
     """Return the parts as one bytes object."""
     size = sum(part.nbytes if isinstance(part, memoryview) else len(part) for part in parts)
-    if size < LARGE or ADVICE is None:
+    if size < LARGE or not LINUX:
         return b"".join(parts)
     # Python's C API allows writing into a new bytes object before it is returned to a caller
     joined: bytes = _new_bytes(None, size)
     start = int(_address(joined))
-    page = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
-    _madvise(page, start + size - page, ADVICE)  # pages stay small if the system has no others
+    request_large_pages(start, size)
     position = start
     for part in parts:
         source = np.frombuffer(part, np.uint8)
@@ -34,10 +34,9 @@ def join(parts: Sequence[bytes | memoryview]) -> bytes:
     return joined
 
 
-if ADVICE is not None:
-    # own library handles: argument types set on `ctypes.pythonapi` would change it for the whole process
-    _python, _system = ctypes.PyDLL(None), ctypes.CDLL(None)
-    _new_bytes, _address, _madvise = _python.PyBytes_FromStringAndSize, _python.PyBytes_AsString, _system.madvise
+if LINUX:
+    # a library handle of its own: argument types set on `ctypes.pythonapi` would change it for the whole process
+    _python = ctypes.PyDLL(None)
+    _new_bytes, _address = _python.PyBytes_FromStringAndSize, _python.PyBytes_AsString
     _new_bytes.argtypes, _new_bytes.restype = [ctypes.c_char_p, ctypes.c_ssize_t], ctypes.py_object
     _address.argtypes, _address.restype = [ctypes.py_object], ctypes.c_void_p
-    _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]

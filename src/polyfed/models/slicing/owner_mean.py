@@ -9,8 +9,7 @@ from torch import Tensor
 
 from polyfed.errors import InputError, nearest
 from polyfed.models.slicing.index import Cut, Index, region
-
-BLOCK = 1 << 16  # numbers that are added at a time
+from polyfed.models.slicing.running_sums import RunningSums, Term
 
 
 class _TotalWeight:
@@ -21,18 +20,31 @@ class _TotalWeight:
     """
 
     def __init__(self, like: Tensor) -> None:
-        self._shape = like.shape
-        self.total = torch.zeros([1] * like.ndim, dtype=torch.float64, device=like.device)
+        self._like = like
+        self._everywhere = 0.0  # until a cut indexes an axis
+        self._by_position: Tensor | None = None
+
+    @property
+    def total(self) -> Tensor:
+        if self._by_position is not None:
+            return self._by_position
+        shape, device = [1] * self._like.ndim, self._like.device
+        return torch.full(shape, self._everywhere, dtype=torch.float64, device=device)
 
     def add(self, index: Index, weight: float) -> None:
         """Add `weight` at the positions of `index`."""
+        if self._by_position is None and all(positions is None for positions in index):
+            self._everywhere += weight
+            return
+        total = self.total
         shape = [
             size if positions is not None else current
-            for size, current, positions in zip(self._shape, self.total.shape, index, strict=True)
+            for size, current, positions in zip(self._like.shape, total.shape, index, strict=True)
         ]
-        if shape != list(self.total.shape):
-            self.total = self.total.expand(shape).clone()
-        self.total[region(index, self.total.device)] += weight
+        if shape != list(total.shape):
+            total = total.expand(shape).clone()
+        total[region(index, total.device)] += weight
+        self._by_position = total
 
 
 class OwnerMean:
@@ -45,7 +57,7 @@ class OwnerMean:
     def __init__(self, like: Mapping[str, Tensor]) -> None:
         """Start an empty mean with the shapes, types and devices of `like`, the big model's tensors."""
         self._like = like
-        self._totals: dict[str, Tensor] = {}  # weighted sums; maxima for integers
+        self._sums = RunningSums()  # weighted
         self._weights: dict[str, _TotalWeight] = {}
 
     def add(
@@ -63,23 +75,17 @@ class OwnerMean:
         factors of some of the tensors. Both apply to floats only.
         """
         self.check(weights, cut)
+        terms: dict[str, Term] = {}
         for name, part in weights.items():
             like = self._like[name]
-            if name not in self._totals:
-                self._totals[name], self._weights[name] = empty_total(like), _TotalWeight(like)
-            subscript, value = region(cut[name], like.device), part.detach().to(like.device)
-            # Indexing with vectors returns a copy, which is written back below; indexing with slices returns a view.
-            total, copied = self._totals[name][subscript], any(isinstance(part, Tensor) for part in subscript)
-            if like.is_floating_point():
-                less = None if minus is None else minus[name].detach()
-                if less is not None:
-                    less = less[subscript]
-                add_scaled(total, value, weight, minus=less, times=1.0 if times is None else times.get(name, 1.0))
-            else:
-                total.copy_(torch.maximum(total, value))
-            if copied:
-                self._totals[name][subscript] = total
+            if name not in self._weights:
+                self._weights[name] = _TotalWeight(like)
+            less = None if minus is None else minus[name].detach()
+            factor = 1.0 if times is None else times.get(name, 1.0)
+            at = region(cut[name], like.device)
+            terms[name] = Term(part.detach().to(like.device), at, weight, less, factor)
             self._weights[name].add(cut[name], weight)
+        self._sums.add(terms, self._like)
 
     def check(self, weights: Mapping[str, Tensor], cut: Cut) -> None:
         """Raise InputError if a tensor is not part of the slice or has the wrong shape."""
@@ -88,32 +94,38 @@ class OwnerMean:
 
     def mean(self, otherwise: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the mean at positions with owners, and the unchanged values of `otherwise`, the old weights, at all
-        others. A tensor without any owner is returned as the same object, not as a copy."""
+        others. A tensor without any owner is returned as the same object, not as a copy. Nothing can be added later.
+        """
         means = dict(otherwise)
-        for name, total in self._totals.items():
+        for name, total in self._sums.take().items():
             weight, old = self._weights[name].total, otherwise[name].detach()
-            value = (total / weight).to(old.dtype) if old.is_floating_point() else total
+            value = total.div_(weight).to(old.dtype) if old.is_floating_point() else total
             means[name] = value if bool((weight > 0).all()) else torch.where(weight > 0, value, old)
         return means
 
     def mean_difference(self) -> dict[str, Tensor]:
         """Return the mean in double precision at positions with owners, and 0 at all others, for sums of differences.
 
-        Integers are not differences: positions without owners keep their values.
+        Integers are not differences: positions without owners keep their values. Nothing can be added later.
         """
         means: dict[str, Tensor] = {}
-        for name, total in self._totals.items():
+        for name, total in self._sums.take().items():
             weight, old = self._weights[name].total, self._like[name].detach()
             owned = weight > 0
-            value = total / weight if old.is_floating_point() else total
-            other = torch.zeros((), dtype=torch.float64) if old.is_floating_point() else old
-            means[name] = value if bool(owned.all()) else torch.where(owned, value, other.to(value.device))
+            if old.is_floating_point():
+                total.div_(weight)
+            if bool(owned.all()):
+                means[name] = total
+            elif old.is_floating_point():
+                means[name] = total.masked_fill_(~owned, 0.0)
+            else:
+                means[name] = torch.where(owned, total, old)
         return means
 
     def result(self, old: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return `mean` for a complete model, with running variances clamped at zero."""
         means = self.mean(old)
-        owned = (name for name in self._totals if name.endswith("running_var"))
+        owned = (name for name in self._weights if name.endswith("running_var"))
         return means | {name: means[name].clamp(min=0) for name in owned}
 
     def weights(self) -> dict[str, Tensor]:
@@ -133,41 +145,6 @@ def coverage(like: Mapping[str, Tensor], cuts: Iterable[tuple[Cut, float]]) -> d
                 raise InputError(f"The big model has no tensor '{name}'; {nearest(name, like)}.")
             weights[name].add(index, weight)
     return {name: weight.total.expand(like[name].shape) for name, weight in weights.items()}
-
-
-def add_scaled(
-    total: Tensor, value: Tensor, weight: float, *, minus: Tensor | None = None, times: float = 1.0
-) -> None:
-    """Add `(value - minus) * times * weight` to a total, in double precision.
-
-    Large tensors are added block by block, so that intermediate values stay in the processor's cache.
-    """
-    operands = [total, value] if minus is None else [total, value, minus]
-    if total.is_cpu and total.numel() > BLOCK and all(tensor.is_contiguous() for tensor in operands):
-        parts = [torch.split(tensor.view(-1), BLOCK) for tensor in operands]
-        buffer = torch.empty(BLOCK, dtype=torch.float64)
-    else:
-        parts = [(tensor,) for tensor in operands]
-        buffer = None
-    for part in zip(*parts, strict=True):
-        term = torch.empty_like(part[1], dtype=torch.float64) if buffer is None else buffer[: part[1].numel()]
-        term.copy_(part[1])
-        if minus is not None:
-            term.sub_(part[2])
-        for factor in (times, weight):
-            if factor != 1.0:
-                term.mul_(factor)
-        part[0].add_(term)
-
-
-def empty_total(like: Tensor) -> Tensor:
-    """Return the initial total: negative zero for sums, the smallest value of the type for integer maxima.
-
-    Adding to negative zero preserves the sign of a first summand that is itself a zero.
-    """
-    if like.is_floating_point():
-        return torch.full_like(like, -0.0, dtype=torch.float64, requires_grad=False)
-    return torch.full_like(like, False if like.dtype == torch.bool else torch.iinfo(like.dtype).min)
 
 
 def _check(name: str, part: Tensor, cut: Cut, like: Mapping[str, Tensor]) -> None:
