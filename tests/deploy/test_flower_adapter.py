@@ -11,7 +11,10 @@ import inspect
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import httpx
 import pytest
 
 import polyfed
@@ -159,17 +162,18 @@ def test_heartbeats_are_sent_while_the_loop_waits_for_a_reply(monkeypatch: pytes
     assert 4 <= len(sent) <= 5 and sent[0] - began < 4
 
 
-def test_the_changes_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_changes_are_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     names = (flower_protocol.SUPERNODE_LOOP, flower_protocol.SUPERNODE_CONNECTION, flower_protocol.HEARTBEATS)
     loop, connection, heartbeats = map(importlib.import_module, names)
     for module, name in (
         (loop, "time"),
         (connection, "HeartbeatSender"),
+        (connection, "FleetHttpClient"),
         (connection, "HEARTBEAT_DEFAULT_INTERVAL"),
         (heartbeats, "HEARTBEAT_DEFAULT_INTERVAL"),
     ):
         monkeypatch.setattr(module, name, getattr(module, name))  # restored after the test
-    quick_supernode.install()
+    quick_supernode.install(tmp_path / "session")
     sent: list[str] = []
     vars(connection)["HeartbeatSender"](lambda: sent.append("now"))
     vars(loop)["time"]._send_heartbeat()
@@ -181,6 +185,55 @@ def test_the_changes_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     # several heartbeats are sent before the SuperLink takes the site as offline
     pause = (intervals[0] - constants.HEARTBEAT_CALL_TIMEOUT) * 0.9
     assert 3 * pause < constants.HEARTBEAT_PATIENCE * intervals[0]
+
+
+class SuperLinkClient:
+    """A client in place of Flower's. Node 7 is activated, unless it is online already."""
+
+    online, error = False, 0
+
+    def ActivateNode(self, request: object) -> SimpleNamespace:  # noqa: N802  (Flower's name)
+        if self.online or self.error:
+            response = httpx.Response(409, json={"code": self.error or flower_protocol.NOT_ACTIVATED, "detail": "no"})
+            raise httpx.HTTPStatusError("refused", request=httpx.Request("POST", "http://x"), response=response)
+        self.online = True
+        return SimpleNamespace(node_id=7)
+
+    def DeactivateNode(self, request: Any) -> None:  # noqa: N802  (Flower's name)
+        assert request.node_id == 7 and self.online
+        self.online = False
+
+
+def test_the_session_of_a_killed_predecessor_is_ended(tmp_path: Path) -> None:
+    session = tmp_path / "session"
+    client = quick_supernode.with_takeover(SuperLinkClient, session)()
+    assert client.ActivateNode("first").node_id == 7 and session.read_text() == "7"
+    assert client.ActivateNode("after a kill").node_id == 7 and client.online
+    client.DeactivateNode(SimpleNamespace(node_id=7))
+    assert not session.exists() and not client.online
+
+
+@pytest.mark.parametrize("note", [None, "", "damaged"])
+def test_without_the_note_of_a_session_a_site_that_is_online_stays_refused(tmp_path: Path, note: str | None) -> None:
+    """It may run on another machine, with a copy of the key."""
+    session = tmp_path / "session"
+    if note is not None:
+        session.write_text(note)
+    client = quick_supernode.with_takeover(SuperLinkClient, session)()
+    client.online = True
+    with pytest.raises(httpx.HTTPStatusError):
+        client.ActivateNode("second")
+    assert client.online
+
+
+def test_other_refusals_end_no_session(tmp_path: Path) -> None:
+    session = tmp_path / "session"
+    session.write_text("7")
+    client = quick_supernode.with_takeover(SuperLinkClient, session)()
+    client.online, client.error = True, 401
+    with pytest.raises(httpx.HTTPStatusError):
+        client.ActivateNode("revoked")
+    assert client.online and session.read_text() == "7"
 
 
 def test_values_are_those_of_flower() -> None:

@@ -108,6 +108,8 @@ def test_killed_processes_recover_without_loss(tmp_path: Path, kills: int) -> No
             start_site("ben")
             wait_for_round("a round with another coordinator")
         wait_until(lambda: running["coordinator"].popen.poll() is not None, "the end of the run", output)
+    for name in models:  # a killed site or SuperNode is not refused until its heartbeats have expired
+        assert "still lists this site as online" not in running[name].output()
     coordinator = running["coordinator"]
     assert coordinator.popen.returncode == 0, coordinator.output()
     assert coordinator.output().count("resuming from its last checkpoint") == kills

@@ -44,6 +44,7 @@ class Upstream:
     bodies: list[bytes] = field(default_factory=list)
     first_piece: threading.Event = field(default_factory=threading.Event)
     reply: bytes = b"fine"
+    status: int = 200
 
 
 @contextmanager
@@ -64,7 +65,7 @@ def run_upstream(upstream: Upstream) -> Iterator[None]:
                 left -= len(piece)
                 upstream.first_piece.set()
             upstream.bodies.append(b"".join(pieces))
-            self.send_response(200)
+            self.send_response(upstream.status)
             self.send_header("content-type", PROTOBUF)
             self.send_header("content-length", str(len(upstream.reply)))
             self.end_headers()
@@ -368,13 +369,29 @@ def test_bodies_in_flight_are_bounded_by_site(setup: Setup, monkeypatch: pytest.
 def test_silent_sites_are_noticed(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(site_traffic, "SILENT_SECONDS", 0.5)
     assert setup.post("/v1/fleet/activate-node").status_code == 200
-    assert setup.gateway.silent_keys() == frozenset()  # it has not asked for messages yet
+    assert setup.gateway.traffic.silent() == frozenset()  # it has not asked for messages yet
     assert setup.post("/v1/fleet/pull-messages").status_code == 200
-    wait_until(lambda: setup.gateway.silent_keys() == {setup.key.pem}, "the loss of the site")
+    wait_until(lambda: setup.gateway.traffic.silent() == {setup.key.pem}, "the loss of the site")
     assert setup.post("/v1/fleet/activate-node").status_code == 200
-    assert setup.gateway.silent_keys() == {setup.key.pem}
+    assert setup.gateway.traffic.silent() == {setup.key.pem}
     assert setup.post("/v1/fleet/pull-messages").status_code == 200
-    assert setup.gateway.silent_keys() == frozenset()
+    assert setup.gateway.traffic.silent() == frozenset()
+
+
+def test_every_connection_of_a_site_is_a_new_session(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    traffic, sessions = setup.gateway.traffic, []
+    for status in (200, 200, 400):  # the last one is not activated
+        setup.upstream.status = status
+        assert setup.post("/v1/fleet/activate-node").status_code == status
+        sessions.append(traffic.session(setup.key.pem))
+    assert 0 < sessions[0] < sessions[1] == sessions[2]
+    setup.upstream.status = 200
+    monkeypatch.setattr(site_traffic, "SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(site_traffic, "FORGOTTEN_SECONDS", 0.5)
+    assert setup.post("/v1/fleet/pull-messages").status_code == 200
+    wait_until(lambda: traffic.session(setup.key.pem) == 0, "the end of its entry")
+    assert setup.post("/v1/fleet/activate-node").status_code == 200
+    assert traffic.session(setup.key.pem) > sessions[1]  # a number is never used again
 
 
 def test_sites_with_large_messages_get_more_time(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,17 +404,17 @@ def test_sites_with_large_messages_get_more_time(setup: Setup, monkeypatch: pyte
     assert setup.post("/v1/fleet/pull-messages").status_code == 200
     ticks = setup.gateway._app.traffic._ticks
     wait_until(lambda: ticks[setup.key.pem] >= site_traffic.TICKS, "a silence that is too long for others")
-    assert setup.gateway.silent_keys() == frozenset()
+    assert setup.gateway.traffic.silent() == frozenset()
     monkeypatch.setattr(site_traffic, "BYTES_PER_SECOND", 1_000_000)
-    wait_until(lambda: setup.gateway.silent_keys() == {setup.key.pem}, "the loss of the site")
+    wait_until(lambda: setup.gateway.traffic.silent() == {setup.key.pem}, "the loss of the site")
 
 
 def test_sites_that_were_lost_long_ago_are_forgotten(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(site_traffic, "SILENT_SECONDS", 0.2)
     monkeypatch.setattr(site_traffic, "FORGOTTEN_SECONDS", 0.5)
     assert setup.post("/v1/fleet/pull-messages").status_code == 200
-    wait_until(lambda: setup.gateway.silent_keys() == {setup.key.pem}, "the loss of the site")
-    wait_until(lambda: setup.gateway.silent_keys() == frozenset(), "the end of its entry")
+    wait_until(lambda: setup.gateway.traffic.silent() == {setup.key.pem}, "the loss of the site")
+    wait_until(lambda: setup.gateway.traffic.silent() == frozenset(), "the end of its entry")
 
 
 def test_keys_that_are_not_admitted(setup: Setup, tmp_path: Path) -> None:
@@ -488,7 +505,7 @@ def test_without_keys_sites_may_register_themselves_and_nothing_more(
                 headers = {"content-type": PROTOBUF, "flwr-public-key": key.decode()}
                 answer = httpx.post(f"{url}/fleet/pull-messages", headers=headers, trust_env=False)
                 assert answer.status_code == 200
-            wait_until(lambda: gateway.silent_keys() == {b"made at the start"}, "the loss of the site")
+            wait_until(lambda: gateway.traffic.silent() == {b"made at the start"}, "the loss of the site")
         finally:
             gateway.stop()
 

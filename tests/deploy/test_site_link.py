@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
+import pytest
 from tests.deploy.flower_names import NodeInfo
 from tests.deploy.test_flower_export import LocalGrid
 
@@ -30,24 +31,61 @@ class Nodes(LocalGrid):
         return [NodeInfo(node_id=number, public_key=b"key %d" % number) for number in self._contexts]
 
 
-def test_sites_that_send_no_requests_are_lost_with_and_without_keys() -> None:
+class Gateway:
+    """What a gateway has seen of sites."""
+
+    def __init__(self) -> None:
+        self.silent_keys: set[bytes] = set()
+        self.sessions: dict[bytes, int] = {}
+
+    def silent(self) -> frozenset[bytes]:
+        return frozenset(self.silent_keys)
+
+    def session(self, key: bytes) -> int:
+        return self.sessions.get(key, 0)
+
+
+def make_link(
+    contexts: dict[int, Context], gateway: Gateway, name_of_key: Callable[[bytes], str | None] | None
+) -> GridLink:
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
-    for name_of_key in (None, lambda key: NODES[int(key[-1:])]):
-        contexts = {node: Context(1, node, {}, RecordDict(), {}) for node in (1, 2)}
-        silent: set[bytes] = set()
-        link = GridLink(
-            Nodes(app, contexts),
-            SiteMessage({"do": "hello"}),
-            name_of_key,
-            lambda name, offer: None,
-            lambda text: None,
-            1000,
-            lambda silent=silent: frozenset(silent),  # type: ignore[misc]
-        )
-        assert link.online() == frozenset()  # handshakes have been sent
-        assert link.online() == {"ana", "ben"} and link.lost() == frozenset()
-        silent.add(b"key 2")
-        assert link.lost() == {"ben"} and link.online() == {"ana"}
-        contexts[3] = Context(1, 3, {}, RecordDict(), {})
-        assert link.online() == {"ana"}
-        assert link.online() == {"ana", "ben"} and link.lost() == frozenset()
+    return GridLink(
+        Nodes(app, contexts),
+        SiteMessage({"do": "hello"}),
+        name_of_key,
+        lambda name, offer: None,
+        lambda text: None,
+        1000,
+        gateway,
+    )
+
+
+def node_contexts(*nodes: int) -> dict[int, Context]:
+    return {node: Context(1, node, {}, RecordDict(), {}) for node in nodes}
+
+
+@pytest.mark.parametrize("name_of_key", [None, lambda key: NODES[int(key[-1:])]], ids=["no keys", "keys"])
+def test_sites_that_send_no_requests_are_lost(name_of_key: Callable[[bytes], str | None] | None) -> None:
+    contexts, gateway = node_contexts(1, 2), Gateway()
+    link = make_link(contexts, gateway, name_of_key)
+    assert link.online() == frozenset()  # handshakes have been sent
+    assert link.online() == {"ana", "ben"} and link.lost() == frozenset()
+    gateway.silent_keys.add(b"key 2")
+    assert link.lost() == {"ben"} and link.online() == {"ana"}
+    contexts.update(node_contexts(3))
+    assert link.online() == {"ana"}
+    assert link.online() == {"ana", "ben"} and link.lost() == frozenset()
+
+
+def test_a_site_that_has_connected_again_repeats_the_handshake() -> None:
+    """Its last message may be lost, whether or not the site was ever silent for long."""
+    gateway = Gateway()
+    link = make_link(node_contexts(1, 2), gateway, lambda key: NODES[int(key[-1:])])
+    link.online()
+    gateway.sessions[b"key 1"] = 7  # before its handshake is complete: another one is sent
+    assert link.online() == {"ben"}
+    assert link.online() == {"ana", "ben"} and link.lost() == frozenset()
+    gateway.sessions[b"key 2"] = 8
+    assert link.lost() == {"ben"}
+    assert link.online() == {"ana"}
+    assert link.online() == {"ana", "ben"} and link.lost() == frozenset()

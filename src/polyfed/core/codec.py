@@ -13,7 +13,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -111,7 +110,7 @@ def _encode(payload: Mapping[str, Value], digest: FrameDigest) -> FrameParts:
     parts = [len(head).to_bytes(8, "little"), head, *_pack(tensors)]
     fields: dict[str, int] = dict.fromkeys(payload, 0)
     for path, tensor in tensors.items():
-        fields[field_of(path)] += tensor.numel() * tensor.element_size()
+        fields[field_of(path)] += tensor.nbytes
     return FrameParts((digest.magic, digest.compute(parts), *parts), fields)
 
 
@@ -135,11 +134,11 @@ def _pack(tensors: Mapping[str, Tensor]) -> list[bytes | memoryview]:
     parts: list[bytes | memoryview] = []
     offset = 0
     for path, tensor in ordered:
-        end = offset + tensor.numel() * tensor.element_size()
+        end = offset + tensor.nbytes
         entries[path] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
         offset = end
         if tensor.numel():
-            parts.append(tensor.view(-1).view(torch.uint8).numpy().data)
+            parts.append(_memory(tensor))
     header = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     header += b" " * (-len(header) % 8)
     return [len(header).to_bytes(8, "little"), header, *parts]
@@ -171,10 +170,15 @@ def _read_tensor(data: bytes, start: int, header: TensorHeader) -> Tensor:
     """
     tensor = torch.empty(header.shape, dtype=TORCH_TYPES[header.dtype])
     if tensor.numel():
-        size = tensor.numel() * tensor.element_size()
-        source = np.frombuffer(data, np.uint8, size, start + header.offset)
-        np.copyto(tensor.view(-1).view(torch.uint8).numpy(), source)
+        begin = start + header.offset
+        _memory(tensor)[:] = memoryview(data)[begin : begin + tensor.nbytes]
     return tensor
+
+
+def _memory(tensor: Tensor) -> memoryview:
+    """Return the bytes of a contiguous tensor with at least one number."""
+    values = tensor if tensor.dtype != torch.bfloat16 else tensor.view(torch.int16)  # numpy has no such type
+    return values.numpy().data.cast("B")
 
 
 def content_hash(payload: Mapping[str, Value]) -> str:
@@ -206,4 +210,7 @@ def _contiguous(path: str, tensor: Tensor) -> Tensor:
     """Return the tensor on the CPU, contiguous and without gradient."""
     if tensor.dtype not in DTYPES or tensor.layout != torch.strided:
         raise PayloadError(f"the field '{path}' is a {tensor.layout} tensor of {tensor.dtype}, which cannot be sent")
-    return tensor.detach().cpu().contiguous()
+    tensor = tensor.detach()
+    if not tensor.is_cpu:
+        tensor = tensor.cpu()
+    return tensor if tensor.is_contiguous() else tensor.contiguous()

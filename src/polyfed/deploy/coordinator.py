@@ -178,7 +178,7 @@ class Coordinator:
                 self._check_superlink,
                 self.notify,
                 observers,
-                self.gateway.silent_keys,
+                self.gateway.traffic,
             )
 
     def _name_of_key(self, key: bytes) -> str | None:

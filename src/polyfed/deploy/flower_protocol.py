@@ -18,6 +18,7 @@ SUPERNODE = (
 SUPERNODE_LOOP = "flwr.supernode.start_client_internal"
 SUPERNODE_CONNECTION = "flwr.supernode.fleet_http_connection"
 HEARTBEATS = "flwr.supercore.heartbeat"
+FLEET_MESSAGES = "flwr.proto.fleet_pb2"  # messages of the fleet interface
 
 # Disables telemetry, the check for updates and the installation of packages at run time.
 ENVIRONMENT = {
@@ -28,6 +29,7 @@ ENVIRONMENT = {
 
 # The fleet interface of a SuperLink, which SuperNodes use.
 FLEET = b"/v1/fleet/"
+ACTIVATION = "/v1/fleet/activate-node"
 SITE_PATHS = frozenset(
     FLEET + name
     for name in (

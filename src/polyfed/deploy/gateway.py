@@ -23,7 +23,7 @@ import uvicorn
 
 import polyfed
 from polyfed.deploy.certificates import certificate_hosts
-from polyfed.deploy.flower_protocol import FLEET
+from polyfed.deploy.flower_protocol import ACTIVATION, FLEET
 from polyfed.deploy.header_timeout import HeaderTimeoutProtocol
 from polyfed.deploy.request_filter import (
     STATUS_PATH,
@@ -94,7 +94,7 @@ class ProxyApp:
             self.rules.check(scope)
             headers = dict(scope["headers"])
             key, size = public_key(headers), int(headers[b"content-length"])
-            alive = scope["raw_path"] != FLEET + b"activate-node"  # which a site repeats until it succeeds
+            alive = scope["raw_path"] != ACTIVATION.encode()  # which a site repeats until it succeeds
             async with self.traffic.request(key, size, is_alive=alive and bool(key)):
                 if scope["raw_path"] == FLEET + b"pull-messages":
                     self.traffic.asked_for_messages(key)
@@ -130,6 +130,8 @@ class ProxyApp:
             response = await self._client.send(request, stream=True)
             try:
                 headers = [(n.lower(), value) for n, value in response.headers.raw if n.lower() not in HOP_BY_HOP]
+                if path == ACTIVATION and response.status_code == 200:
+                    self.traffic.connected(key)
                 await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
                 started = True
                 async for piece in response.aiter_raw():
@@ -235,9 +237,9 @@ class Gateway:
             target=self._server.run, kwargs={"sockets": [self._listener]}, name="gateway", daemon=True
         )
 
-    def silent_keys(self) -> frozenset[bytes]:
-        """Return the public keys of sites that no longer send requests."""
-        return self._app.traffic.silent()
+    @property
+    def traffic(self) -> SiteTraffic:
+        return self._app.traffic
 
     @property
     def counts(self) -> TrafficCounts:

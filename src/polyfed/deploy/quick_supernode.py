@@ -5,23 +5,38 @@ reply to a message again. In short rounds, most of the time would pass in these 
 double up to Flower's own, so that a site that has nothing to do asks as rarely as Flower's.
 
 While its site computes, Flower's SuperNode asks for nothing. The gateway takes a silent site as lost after seconds
-(`deploy/site_traffic.py`), so this one sends heartbeats meanwhile. The coordinator's SuperLink accepts a killed site
-again after two missing heartbeats, which are more frequent here.
+(`deploy/site_traffic.py`), so this one sends heartbeats meanwhile.
+
+The coordinator's SuperLink lists a killed SuperNode as online until two heartbeats are missing, and refuses another
+one with the same key. A SuperNode therefore notes its session in a file. Its successor ends that session if it is
+refused. A site without such a note, for example on a second machine with a copy of the key, stays refused.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from polyfed.deploy.flower_protocol import FLOWER_SUPERNODE, HEARTBEATS, SUPERNODE_CONNECTION, SUPERNODE_LOOP
+import httpx
+
+from polyfed.deploy.flower_protocol import (
+    FLEET_MESSAGES,
+    FLOWER_SUPERNODE,
+    HEARTBEATS,
+    NOT_ACTIVATED,
+    SUPERNODE_CONNECTION,
+    SUPERNODE_LOOP,
+)
 
 FIRST_WAIT = 0.05  # seconds
 ALIVE_SECONDS = 3.0  # between two heartbeats while the site computes
 HEARTBEAT_INTERVAL = 15  # seconds that are announced to the SuperLink; Flower has 30
+SESSION_FILE = "session"  # in the SuperNode's folder, while it is online: the number of its node
 
 
 class LoopClock:
@@ -51,8 +66,42 @@ class LoopClock:
         return getattr(time, name)
 
 
-def install() -> None:
-    """Replace the clock of Flower's loop, and the interval of its heartbeats."""
+def with_takeover(flower_client: Any, session: Path) -> Any:
+    """Return Flower's client of the SuperLink that ends the session of a killed predecessor if it is refused."""
+
+    class Client(flower_client):  # type: ignore[misc]
+        def ActivateNode(self, request: Any) -> Any:  # noqa: N802  (Flower's name)
+            try:
+                response = super().ActivateNode(request)
+            except httpx.HTTPStatusError as error:
+                if not self._end_session(error):
+                    raise
+                response = super().ActivateNode(request)
+            session.write_text(str(response.node_id))
+            return response
+
+        def DeactivateNode(self, request: Any) -> Any:  # noqa: N802  (Flower's name)
+            response = super().DeactivateNode(request)
+            session.unlink(missing_ok=True)
+            return response
+
+        def _end_session(self, error: httpx.HTTPStatusError) -> bool:
+            """End the noted session if the SuperLink refused this one because of it. Return whether it was ended."""
+            messages = importlib.import_module(FLEET_MESSAGES)
+            with contextlib.suppress(httpx.HTTPError, OSError, ValueError, TypeError, KeyError):
+                if error.response.json()["code"] == NOT_ACTIVATED:
+                    self.DeactivateNode(messages.DeactivateNodeRequest(node_id=int(session.read_text())))
+                    return True
+            return False
+
+    return Client
+
+
+def install(session: Path) -> None:
+    """Replace the clock of Flower's loop, the interval of its heartbeats, and its client of the SuperLink.
+
+    `session` is the file that notes the session of this SuperNode.
+    """
     loop, connection, heartbeats = (
         vars(importlib.import_module(name)) for name in (SUPERNODE_LOOP, SUPERNODE_CONNECTION, HEARTBEATS)
     )
@@ -68,12 +117,15 @@ def install() -> None:
 
     loop["time"] = LoopClock(lambda: [send() for send in senders])
     connection["HeartbeatSender"] = Sender
+    connection["FleetHttpClient"] = with_takeover(connection["FleetHttpClient"], session)
     for module in (connection, heartbeats):
         module["HEARTBEAT_DEFAULT_INTERVAL"] = HEARTBEAT_INTERVAL
 
 
 def flower_supernode() -> None:
     """Run Flower's command with these changes."""
-    install()
+    folder = Path(os.environ["FLWR_HOME"])
+    folder.mkdir(parents=True, exist_ok=True)
+    install(folder / SESSION_FILE)
     module, function = FLOWER_SUPERNODE
     getattr(importlib.import_module(module), function)()

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from polyfed.deploy.flower_protocol import (
+    ACTIVATION,
     CONTENT_TYPE,
-    FLEET,
     PUBLIC_KEY_HEADER,
     REGISTRATION_PATHS,
     SIGNATURE_HEADER,
@@ -76,7 +76,7 @@ class AdmissionRules:
         if self.status_of_key is not None:
             if status != "admitted":
                 # A SuperNode that is starting prints the text of a 400; a running one stops at a 401.
-                raise RefusedError(400 if path == FLEET + b"activate-node" else 401, refusal_message(status, name))
+                raise RefusedError(400 if path == ACTIVATION.encode() else 401, refusal_message(status, name))
             if not is_signed(headers):
                 raise RefusedError(401, f"the request is not signed with the key of site '{name}'")
         return name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import httpx
 
@@ -34,13 +34,31 @@ FAILURES: dict[int, Any] = {
 Response = TypeVar("Response")
 
 
+class Presence(Protocol):
+    """What the gateway knows about sites, by public key. `SiteTraffic` describes both functions."""
+
+    def silent(self) -> frozenset[bytes]: ...
+
+    def session(self, key: bytes) -> int: ...
+
+
+class AlwaysPresent:
+    """Used without a gateway: Flower's list of nodes is enough."""
+
+    def silent(self) -> frozenset[bytes]:
+        return frozenset()
+
+    def session(self, key: bytes) -> int:
+        return 0
+
+
 class GridLink:
     """Sites by name over a grid.
 
     Every new node receives `handshake`. Its reply gives its name and its offer. `name_of_key` returns the name under
     which a key is registered, or is None if sites have no keys. `check_offer` raises `InputError` if a site of this
     name and offer cannot take part. `notify` receives the reasons of refusals. A reply may have up to `limit` bytes.
-    `silent_keys` returns public keys of sites that no longer send requests, although Flower may still list them.
+    `presence` tells which sites no longer send requests or have connected again, although Flower may list them.
     `check_alive` raises `RunError` if the SuperLink has ended.
     """
 
@@ -52,7 +70,7 @@ class GridLink:
         check_offer: Callable[[str, dict[str, Any]], None],
         notify: Callable[[str], None],
         limit: int,
-        silent_keys: Callable[[], frozenset[bytes]] = frozenset,
+        presence: Presence | None = None,
         check_alive: Callable[[], None] = lambda: None,
     ) -> None:
         self._grid = grid
@@ -62,10 +80,12 @@ class GridLink:
         self._handshake = handshake
         self._name_of_key = name_of_key
         self._check_offer = check_offer
-        self._silent_keys = silent_keys
+        self._presence = presence or AlwaysPresent()
         self._nodes: dict[str, int] = {}  # of sites whose handshake is complete
         self._keys: dict[str, bytes] = {}  # of these sites
-        self._pending: dict[str, int] = {}  # nodes by the id of the handshake that they have not answered
+        self._sessions: dict[str, int] = {}  # of these sites, at the time of the handshake
+        # nodes and their sessions by the id of the handshake that they have not answered
+        self._pending: dict[str, tuple[int, int]] = {}
         self._refused: dict[int, float] = {}  # nodes, with the time of the refusal
         self._reasons: dict[int, str] = {}  # last reported reason of a refusal, by node
         self.offers: dict[str, dict[str, Any]] = {}
@@ -78,10 +98,17 @@ class GridLink:
         now = time.monotonic()  # a refused node that reconnects, or waits, may try again
         self._refused = {n: t for n, t in self._refused.items() if n in present and now - t < REFUSED_SECONDS}
         # a site that was offline repeats the handshake: it may come back with another model or other data
-        self._nodes = {name: node for name, node in self._nodes.items() if node in present}
+        lost = self.lost()
+        self._nodes = {name: node for name, node in self._nodes.items() if node in present and name not in lost}
         self._collect_handshakes(present)
-        new = present.keys() - self._nodes.values() - self._refused.keys() - set(self._pending.values())
-        self._send_handshakes(sorted(new))
+        self._pending = {
+            message_id: (node, session)
+            for message_id, (node, session) in self._pending.items()
+            if self._is_current(present.get(node), session)
+        }
+        asked = {node for node, _ in self._pending.values()}
+        new = present.keys() - self._nodes.values() - self._refused.keys() - asked
+        self._send_handshakes({node: present[node] for node in sorted(new)})
         return frozenset(self._nodes)
 
     def send(self, messages: Mapping[str, SiteMessage], ttl: float) -> dict[str, str]:
@@ -110,8 +137,12 @@ class GridLink:
         return replies
 
     def lost(self) -> frozenset[str]:
-        silent = self._silent_keys()
-        return frozenset(name for name, key in self._keys.items() if key in silent)
+        silent = self._presence.silent()
+        return frozenset(
+            name
+            for name, key in self._keys.items()
+            if key in silent or not self._is_current(key, self._sessions[name])
+        )
 
     def reset(self, name: str) -> None:
         self._nodes.pop(name, None)
@@ -121,7 +152,7 @@ class GridLink:
     def _present_nodes(self) -> dict[int, bytes]:
         """Return the public keys of all online nodes, without those that no longer send requests."""
         nodes = self._retry_while_busy(lambda: list(self._grid.get_nodes()))
-        silent = self._silent_keys()
+        silent = self._presence.silent()
         return {node.node_id: bytes(node.public_key) for node in nodes if bytes(node.public_key) not in silent}
 
     def _retry_while_busy(self, request: Callable[[], Response]) -> Response:
@@ -146,17 +177,23 @@ class GridLink:
         except httpx.HTTPError as error:
             raise RunError(f"the SuperLink did not accept the messages: {error}") from None
 
-    def _send_handshakes(self, nodes: list[int]) -> None:
+    def _is_current(self, key: bytes | None, session: int) -> bool:
+        """Whether a site is still in a session. What was sent in an earlier one may have been lost with it."""
+        return key is not None and self._presence.session(key) == session
+
+    def _send_handshakes(self, nodes: Mapping[int, bytes]) -> None:
         content = [Message(to_record_dict(self._handshake), n, MESSAGE_TYPE, ttl=HANDSHAKE_SECONDS) for n in nodes]
-        self._pending.update(zip(self._push(content), nodes, strict=True))
+        sessions = [(node, self._presence.session(key)) for node, key in nodes.items()]
+        self._pending.update(zip(self._push(content), sessions, strict=True))
 
     def _collect_handshakes(self, present: Mapping[int, bytes]) -> None:
         for message_id, reply in self.poll(self._pending).items():
-            node = self._pending.pop(message_id)
-            if node in present:  # otherwise it receives a new handshake when it comes back
-                self._complete_handshake(node, present[node], reply)
+            node, session = self._pending.pop(message_id)
+            # otherwise it receives a new handshake when it comes back
+            if self._is_current(present.get(node), session):
+                self._complete_handshake(node, present[node], session, reply)
 
-    def _complete_handshake(self, node: int, key: bytes, reply: SiteMessage | Failure) -> None:
+    def _complete_handshake(self, node: int, key: bytes, session: int, reply: SiteMessage | Failure) -> None:
         registered = self._name_of_key(key) if self._name_of_key is not None else None
         if isinstance(reply, Failure):
             if reply.kind != "unavailable":  # a site that went offline may come back
@@ -182,7 +219,7 @@ class GridLink:
             except Exception as error:  # an offer may hold anything
                 self._refuse(node, f"site {name}: its offer is not readable ({type(error).__name__})")
             else:
-                self._nodes[name], self._keys[name] = node, key
+                self._nodes[name], self._keys[name], self._sessions[name] = node, key, session
                 self.offers[name] = offer
 
     def _refuse(self, node: int, reason: str) -> None:

@@ -21,7 +21,8 @@ from polyfed.deploy.supernode_tasks import TaskRunner, create_secret
 from polyfed.errors import RunError
 from polyfed.machine import keep_freed_memory
 
-RETRY_SECONDS = 5.0  # between two attempts to reach a coordinator
+FIRST_RETRY_SECONDS, RETRY_SECONDS = 0.5, 5.0  # before a SuperNode is started again; the time doubles
+STABLE_SECONDS = 30.0  # after which a SuperNode that ends was no failed attempt
 Notify = Callable[[str], None]
 
 
@@ -57,17 +58,24 @@ class SiteProcess:
 
     def run_forever(self) -> None:
         """Run until a user interrupts. Raise `RunError` if the coordinator no longer admits this site."""
+        wait, started = FIRST_RETRY_SECONDS, time.monotonic()
         while True:
             while (code := self._supernode.exit_code) is None:
                 time.sleep(0.2)
             self.notify(explain_exit(code, self._supernode.log.read_text(errors="replace")))
-            self._wait_for_coordinator()
+            if time.monotonic() - started > STABLE_SECONDS:
+                wait = FIRST_RETRY_SECONDS
+            wait, started = self._wait_for_coordinator(wait), time.monotonic()
             self._supernode = self._start_supernode()
 
-    def _wait_for_coordinator(self) -> None:
-        """Return when this site may connect again. Raise `RunError` if the coordinator refuses it."""
+    def _wait_for_coordinator(self, wait: float) -> float:
+        """Return when this site may connect again. Raise `RunError` if the coordinator refuses it.
+
+        `wait` is the time before the first attempt. It doubles with every attempt; return the next one.
+        """
         while True:
-            time.sleep(RETRY_SECONDS)
+            time.sleep(wait)
+            wait = min(2 * wait, RETRY_SECONDS)
             try:
                 check_server(self.server, self.authority)
             except RunError as error:
@@ -75,7 +83,7 @@ class SiteProcess:
                 continue
             if self.authority is not None and self.key is not None:
                 admitted_name(self.server, self.authority, self.key)
-            return
+            return wait
 
     def _start_supernode(self) -> ChildProcess:
         folder = self.site.folder

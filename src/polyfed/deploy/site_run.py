@@ -17,7 +17,7 @@ from polyfed.deploy.flower_adapter import Grid
 from polyfed.deploy.offers import Offer, check_offer
 from polyfed.deploy.remote_federation import RemoteFederation
 from polyfed.deploy.site_config import public_config
-from polyfed.deploy.site_link import GridLink
+from polyfed.deploy.site_link import GridLink, Presence
 from polyfed.engines.flower import FlowerEngine, SiteMessage
 from polyfed.errors import InputError
 from polyfed.experiment import Experiment, Observer, versions
@@ -42,12 +42,12 @@ def run_over_sites(
     check_alive: Callable[[], None],
     notify: Notify,
     observers: Sequence[Observer] = (),
-    silent_keys: Callable[[], frozenset[bytes]] = frozenset,
+    presence: Presence | None = None,
 ) -> Result:
     """Run an experiment over the sites, from the start or from its last checkpoint. Return its result.
 
     `name_of_key` returns the site name of a key, or is None if sites have no keys. `check_alive` raises `RunError` if
-    the SuperLink has ended. `silent_keys` returns public keys of sites that no longer send requests.
+    the SuperLink has ended. `presence` tells which sites still send requests.
     """
     result = folder.result()
     if result is not None:
@@ -58,7 +58,7 @@ def run_over_sites(
     handshake = SiteMessage({"do": "hello", "run": record.run, "config": public_config(config.to_dict())})
     limit = size_in_bytes(config.engine.message_limit)
     check = offer_checker(config)
-    link = GridLink(grid, handshake, name_of_key, check, notify, limit, silent_keys, check_alive)
+    link = GridLink(grid, handshake, name_of_key, check, notify, limit, presence, check_alive)
     link.offers.update(record.offers)
     wait_for_sites(link, config, check_alive, notify)
     plan = plan_from_offers(config, link.offers)

@@ -1,4 +1,4 @@
-"""Traffic of each site at the gateway: how much of its requests is in flight, and whether it is still there.
+"""Traffic of each site at the gateway: its sessions, its requests in flight, and whether it is still there.
 
 A SuperNode asks for messages at least every three seconds, and sends heartbeats as often while its site computes
 (`deploy/quick_supernode.py`). One that has died is noticed here before Flower notices it. A SuperNode that hashes,
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections import Counter
 from collections.abc import AsyncIterator
 
@@ -33,6 +34,8 @@ class SiteTraffic:
         self._ticks: dict[bytes, int] = {}
         self._message: Counter[bytes] = Counter()  # bytes in both directions since the site asked for messages
         self._largest: dict[bytes, int] = {}  # value of _message so far
+        self._sessions: dict[bytes, int] = {}
+        self._next_session = itertools.count(1)  # over all sites, so that no number is used twice
         self._clock: asyncio.Task[None] | None = None
 
     @contextlib.asynccontextmanager
@@ -69,6 +72,17 @@ class SiteTraffic:
         self._message[key] += size
         self._largest[key] = max(self._largest.get(key, 0), self._message[key])
 
+    def connected(self, key: bytes) -> None:
+        """Note that a site has connected, for the first time or again."""
+        self._sessions[key] = next(self._next_session)
+
+    def session(self, key: bytes) -> int:
+        """Return the number of a site's session, or 0 if it connected before this gateway started.
+
+        Messages of an earlier session may have been lost.
+        """
+        return self._sessions.get(key, 0)
+
     def silent(self) -> frozenset[bytes]:
         """Return the keys of sites that have sent requests before and no longer do. May be called from any thread."""
         return frozenset(key for key, ticks in list(self._ticks.items()) if ticks >= self._allowed_ticks(key))
@@ -92,5 +106,9 @@ class SiteTraffic:
                 if not self._requests[key]:  # otherwise the site waits for the SuperLink
                     self._ticks[key] += 1
                 if self._ticks[key] * SILENT_SECONDS / TICKS >= FORGOTTEN_SECONDS:
-                    for counts in (self._ticks, self._requests, self._in_flight, self._message, self._largest):
-                        counts.pop(key, None)
+                    self._forget(key)
+
+    def _forget(self, key: bytes) -> None:
+        entries = (self._ticks, self._requests, self._in_flight, self._message, self._largest, self._sessions)
+        for by_key in entries:
+            by_key.pop(key, None)
