@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.on_ray.test_ray_runs import run
 
 DROPPING = '''
@@ -26,6 +27,7 @@ class Dropping(FedProto):
 '''
 
 
+@pytest.mark.all_methods  # sites and the pool have secure sums with drop-outs always, and DFFKE's calls run on Ray
 def test_secure_sums_with_a_drop_out_equal_those_of_the_serial_engine(tmp_path: Path, cluster: Any) -> None:
     (tmp_path / "dropping.py").write_text(DROPPING)
     setting = {
