@@ -84,12 +84,4 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             return tiers.together(nodeid)
 
-        def _assign_work_unit(self, node: Any) -> None:
-            """Give the first of three or more processes the tests that wait, and the others those that compute."""
-            if self.numnodes > 2:
-                waits = node.gateway.id == "gw0"
-                scopes = (scope for scope in self.workqueue if tiers.waits(scope) == waits)
-                self.workqueue.move_to_end(next(scopes, next(iter(self.workqueue))), last=False)
-            super()._assign_work_unit(node)
-
     return Together(config, log)

@@ -85,11 +85,6 @@ def priority(test: str) -> int:
     return next((place for place, file in enumerate(files) if test.startswith(file)), len(files))
 
 
-def waits(test: str) -> bool:
-    """Return whether a test waits for other processes most of the time."""
-    return test.startswith(SLOW["sites"])
-
-
 def together(test: str) -> str:
     """Return what a test runs together with, from its id."""
     file, _, name = test.partition("::")
