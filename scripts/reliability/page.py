@@ -43,7 +43,7 @@ AFTER_KILLS = """\
 - polyfed replaces workers and the fork server, the coordinator starts a killed SuperLink again, and a site its SuperNode. A killed main process,
   coordinator or site must be started again by a person or a service manager; the script does this at once.
 - The time until the next round has finished includes the round itself. The figures of coordinator and SuperLink were measured when
-  SuperNodes asked for messages every three seconds, and a round took seconds. Now sites ask more often while rounds follow each other.
+  SuperNodes asked for messages every three seconds. Now sites ask more often while rounds follow each other.
 - A killed site or SuperNode ends its old session at the coordinator when it starts again. Before, it could return after two missing
   heartbeats of 30 seconds, and took part again after 73 and 85 s (median).
 - The test suite has {suite}."""

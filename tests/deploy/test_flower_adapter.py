@@ -173,7 +173,7 @@ def test_the_changes_are_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         (heartbeats, "HEARTBEAT_DEFAULT_INTERVAL"),
     ):
         monkeypatch.setattr(module, name, getattr(module, name))  # restored after the test
-    quick_supernode.install(tmp_path / "session")
+    quick_supernode.install(quick_supernode.SessionNote(tmp_path / "session"))
     sent: list[str] = []
     vars(connection)["HeartbeatSender"](lambda: sent.append("now"))
     vars(loop)["time"]._send_heartbeat()
@@ -204,13 +204,17 @@ class SuperLinkClient:
         self.online = False
 
 
+def client_with(session: Path) -> Any:
+    return quick_supernode.with_takeover(SuperLinkClient, quick_supernode.SessionNote(session))()
+
+
 def test_the_session_of_a_killed_predecessor_is_ended(tmp_path: Path) -> None:
-    session = tmp_path / "session"
-    client = quick_supernode.with_takeover(SuperLinkClient, session)()
+    session = tmp_path / "flower" / "session"
+    client = client_with(session)
     assert client.ActivateNode("first").node_id == 7 and session.read_text() == "7"
     assert client.ActivateNode("after a kill").node_id == 7 and client.online
     client.DeactivateNode(SimpleNamespace(node_id=7))
-    assert not session.exists() and not client.online
+    assert session.read_text() == "" and not client.online
 
 
 @pytest.mark.parametrize("note", [None, "", "damaged"])
@@ -219,17 +223,36 @@ def test_without_the_note_of_a_session_a_site_that_is_online_stays_refused(tmp_p
     session = tmp_path / "session"
     if note is not None:
         session.write_text(note)
-    client = quick_supernode.with_takeover(SuperLinkClient, session)()
+    client = client_with(session)
     client.online = True
     with pytest.raises(httpx.HTTPStatusError):
         client.ActivateNode("second")
     assert client.online
 
 
+def test_a_session_is_not_taken_over_while_its_supernode_still_runs(tmp_path: Path) -> None:
+    session = tmp_path / "session"
+    running = client_with(session)
+    running.ActivateNode("first")
+    second = client_with(session)
+    second.online = True
+    with pytest.raises(httpx.HTTPStatusError):
+        second.ActivateNode("second")
+    assert second.online and session.read_text() == "7"
+
+
+def test_a_supernode_whose_session_cannot_be_noted_works(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    client = client_with(tmp_path / "file" / "session")  # its folder cannot be created
+    assert client.ActivateNode("first").node_id == 7
+    client.DeactivateNode(SimpleNamespace(node_id=7))
+    assert not client.online
+
+
 def test_other_refusals_end_no_session(tmp_path: Path) -> None:
     session = tmp_path / "session"
     session.write_text("7")
-    client = quick_supernode.with_takeover(SuperLinkClient, session)()
+    client = client_with(session)
     client.online, client.error = True, 401
     with pytest.raises(httpx.HTTPStatusError):
         client.ActivateNode("revoked")

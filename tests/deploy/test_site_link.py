@@ -46,7 +46,10 @@ class Gateway:
 
 
 def make_link(
-    contexts: dict[int, Context], gateway: Gateway, name_of_key: Callable[[bytes], str | None] | None
+    contexts: dict[int, Context],
+    gateway: Gateway,
+    name_of_key: Callable[[bytes], str | None] | None,
+    notify: Callable[[str], None] = lambda text: None,
 ) -> GridLink:
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
     return GridLink(
@@ -54,7 +57,7 @@ def make_link(
         SiteMessage({"do": "hello"}),
         name_of_key,
         lambda name, offer: None,
-        lambda text: None,
+        notify,
         1000,
         gateway,
     )
@@ -89,3 +92,14 @@ def test_a_site_that_has_connected_again_repeats_the_handshake() -> None:
     assert link.lost() == {"ben"}
     assert link.online() == {"ana"}
     assert link.online() == {"ana", "ben"} and link.lost() == frozenset()
+
+
+def test_a_refused_site_that_has_connected_again_is_asked_again() -> None:
+    gateway, notices = Gateway(), list[str]()
+    link = make_link(node_contexts(1), gateway, lambda key: "another site", notices.append)
+    assert link.online() == frozenset() and link.online() == frozenset()
+    assert notices == ["a site calls itself ana, but its key belongs to another site"]
+    assert not link._pending and link.online() == frozenset() and not link._pending  # it is not asked again at once
+    gateway.sessions[b"key 1"] = 5
+    link.online()
+    assert len(link._pending) == 1

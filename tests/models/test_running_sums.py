@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from polyfed.errors import RunError
+from polyfed.core.averaging import WeightedMean
+from polyfed.errors import PayloadError, RunError
 from polyfed.models.slicing import running_sums
 from polyfed.models.slicing.running_sums import RunningSums, Subscript, Term
 
@@ -95,3 +96,14 @@ def test_sums_are_taken_once() -> None:
         sums.add({"w": Term(one, (slice(None),))}, {"w": one})
     with pytest.raises(RunError, match="start another one"):
         sums.take()
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (1, 2), (2,)])
+def test_a_reply_of_another_shape_is_found_when_it_is_added(shape: tuple[int, ...]) -> None:
+    """Later it would not be known whose reply it is."""
+    mean = WeightedMean()
+    mean.add({"w": torch.ones(2, 2)}, 1.0)
+    with pytest.raises(PayloadError, match=r"'w' has the shape .*; that of another client has \(2, 2\)"):
+        mean.add({"w": torch.ones(shape)}, 1.0)
+    mean.add({"w": torch.full((2, 2), 4.0)}, 2.0)
+    assert mean.result({})["w"].tolist() == [[3.0, 3.0], [3.0, 3.0]]

@@ -10,6 +10,7 @@ from torch import Tensor
 from polyfed.core.aggregation import MEAN, Aggregation
 from polyfed.core.payload import Weights
 from polyfed.core.robust_mean import RobustOwnerMean
+from polyfed.errors import PayloadError
 from polyfed.models.slicing.running_sums import RunningSums, Term
 
 
@@ -25,7 +26,7 @@ class WeightedMean:
         self._rule = rule
         self._replies: list[tuple[Mapping[str, Tensor], float]] = []  # unless the rule is the mean
         self._sums = RunningSums()
-        self._dtype: dict[str, torch.dtype] = {}
+        self._kinds: dict[str, tuple[torch.Size, torch.dtype]] = {}  # shape and type of the first reply's tensors
         self._weight = 0.0
 
     def add(self, weights: Mapping[str, Tensor], weight: float) -> None:
@@ -33,8 +34,13 @@ class WeightedMean:
             self._replies.append((weights, weight))
             self._weight += weight
             return
+        for name, tensor in weights.items():
+            shape, _ = self._kinds.setdefault(name, (tensor.shape, tensor.dtype))
+            if tensor.shape != shape:  # found here, while it is known whose reply this is
+                raise PayloadError(
+                    f"'{name}' has the shape {tuple(tensor.shape)}; that of another client has {tuple(shape)}"
+                )
         terms = {name: Term(tensor, (slice(None),) * tensor.ndim, weight) for name, tensor in weights.items()}
-        self._dtype = {name: tensor.dtype for name, tensor in weights.items()} | self._dtype
         self._sums.add(terms, weights)
         self._weight += weight
 
@@ -45,7 +51,7 @@ class WeightedMean:
         if not self._rule.is_mean:
             return self._robust(otherwise)
         means = {
-            name: total.div_(self._weight).to(self._dtype[name]) if total.is_floating_point() else total
+            name: total.div_(self._weight).to(self._kinds[name][1]) if total.is_floating_point() else total
             for name, total in self._sums.take().items()
         }
         return {name: t.clamp_(min=0) if name.endswith("running_var") else t for name, t in means.items()}

@@ -8,13 +8,15 @@ While its site computes, Flower's SuperNode asks for nothing. The gateway takes 
 (`deploy/site_traffic.py`), so this one sends heartbeats meanwhile.
 
 The coordinator's SuperLink lists a killed SuperNode as online until two heartbeats are missing, and refuses another
-one with the same key. A SuperNode therefore notes its session in a file. Its successor ends that session if it is
-refused. A site without such a note, for example on a second machine with a copy of the key, stays refused.
+one with the same key. A SuperNode therefore notes its session in a file, which it locks while it runs. Its successor
+ends that session if it is refused. A site without such a note, for example on a second machine with a copy of the
+key, stays refused.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib
 import os
 import time
@@ -66,7 +68,39 @@ class LoopClock:
         return getattr(time, name)
 
 
-def with_takeover(flower_client: Any, session: Path) -> Any:
+class SessionNote:
+    """The number of a SuperNode's node, in a file that remains if the SuperNode is killed.
+
+    Only the SuperNode that has locked the file reads and writes it: while another one of this site still runs, there
+    is no session to take over. Without a file that can be written there is no note, and the SuperNode works without.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor: int | None = None
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until this process ends
+                self._descriptor = descriptor
+            except OSError:
+                os.close(descriptor)
+
+    def read(self) -> int | None:
+        """Return the number that was noted, or None if there is none."""
+        with contextlib.suppress(OSError, ValueError):
+            return None if self._descriptor is None else int(os.pread(self._descriptor, 100, 0))
+        return None
+
+    def write(self, node: int | None) -> None:
+        """Note a number, or that there is no session."""
+        with contextlib.suppress(OSError):
+            if self._descriptor is not None:
+                os.ftruncate(self._descriptor, 0)
+                os.pwrite(self._descriptor, b"" if node is None else str(node).encode(), 0)
+
+
+def with_takeover(flower_client: Any, session: SessionNote) -> Any:
     """Return Flower's client of the SuperLink that ends the session of a killed predecessor if it is refused."""
 
     class Client(flower_client):  # type: ignore[misc]
@@ -77,30 +111,30 @@ def with_takeover(flower_client: Any, session: Path) -> Any:
                 if not self._end_session(error):
                     raise
                 response = super().ActivateNode(request)
-            session.write_text(str(response.node_id))
+            session.write(response.node_id)
             return response
 
         def DeactivateNode(self, request: Any) -> Any:  # noqa: N802  (Flower's name)
             response = super().DeactivateNode(request)
-            session.unlink(missing_ok=True)
+            session.write(None)
             return response
 
         def _end_session(self, error: httpx.HTTPStatusError) -> bool:
             """End the noted session if the SuperLink refused this one because of it. Return whether it was ended."""
-            messages = importlib.import_module(FLEET_MESSAGES)
-            with contextlib.suppress(httpx.HTTPError, OSError, ValueError, TypeError, KeyError):
-                if error.response.json()["code"] == NOT_ACTIVATED:
-                    self.DeactivateNode(messages.DeactivateNodeRequest(node_id=int(session.read_text())))
+            node, messages = session.read(), importlib.import_module(FLEET_MESSAGES)
+            with contextlib.suppress(httpx.HTTPError, ValueError, TypeError, KeyError):
+                if node is not None and error.response.json()["code"] == NOT_ACTIVATED:
+                    self.DeactivateNode(messages.DeactivateNodeRequest(node_id=node))
                     return True
             return False
 
     return Client
 
 
-def install(session: Path) -> None:
+def install(session: SessionNote) -> None:
     """Replace the clock of Flower's loop, the interval of its heartbeats, and its client of the SuperLink.
 
-    `session` is the file that notes the session of this SuperNode.
+    `session` is the note of this SuperNode's session.
     """
     loop, connection, heartbeats = (
         vars(importlib.import_module(name)) for name in (SUPERNODE_LOOP, SUPERNODE_CONNECTION, HEARTBEATS)
@@ -124,8 +158,6 @@ def install(session: Path) -> None:
 
 def flower_supernode() -> None:
     """Run Flower's command with these changes."""
-    folder = Path(os.environ["FLWR_HOME"])
-    folder.mkdir(parents=True, exist_ok=True)
-    install(folder / SESSION_FILE)
+    install(SessionNote(Path(os.environ["FLWR_HOME"]) / SESSION_FILE))
     module, function = FLOWER_SUPERNODE
     getattr(importlib.import_module(module), function)()

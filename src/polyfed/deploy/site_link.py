@@ -86,7 +86,7 @@ class GridLink:
         self._sessions: dict[str, int] = {}  # of these sites, at the time of the handshake
         # nodes and their sessions by the id of the handshake that they have not answered
         self._pending: dict[str, tuple[int, int]] = {}
-        self._refused: dict[int, float] = {}  # nodes, with the time of the refusal
+        self._refused: dict[int, tuple[float, int]] = {}  # nodes, with time and session of the refusal
         self._reasons: dict[int, str] = {}  # last reported reason of a refusal, by node
         self.offers: dict[str, dict[str, Any]] = {}
 
@@ -96,7 +96,11 @@ class GridLink:
         """Return the sites whose handshake is complete. Send the handshake to new nodes, but do not wait for it."""
         present = self._present_nodes()
         now = time.monotonic()  # a refused node that reconnects, or waits, may try again
-        self._refused = {n: t for n, t in self._refused.items() if n in present and now - t < REFUSED_SECONDS}
+        self._refused = {
+            node: (refused_at, session)
+            for node, (refused_at, session) in self._refused.items()
+            if self._is_current(present.get(node), session) and now - refused_at < REFUSED_SECONDS
+        }
         # a site that was offline repeats the handshake: it may come back with another model or other data
         lost = self.lost()
         self._nodes = {name: node for name, node in self._nodes.items() if node in present and name not in lost}
@@ -197,33 +201,37 @@ class GridLink:
         registered = self._name_of_key(key) if self._name_of_key is not None else None
         if isinstance(reply, Failure):
             if reply.kind != "unavailable":  # a site that went offline may come back
-                self._refuse(node, f"site {registered or node}: {reply.message}")
+                self._refuse(node, session, f"site {registered or node}: {reply.message}")
             return
         header = reply.header
         name, offer = header.get("name"), header.get("offer")
         if header.get("to") != self._handshake.digest() or not isinstance(name, str) or len(name) > MAX_TEXT:
-            self._refuse(node, f"site {registered or node} did not answer the handshake")
+            self._refuse(node, session, f"site {registered or node} did not answer the handshake")
         elif "refused" in header:
-            self._refuse(node, f"site {registered or name}: {str(header['refused'])[:MAX_TEXT]}")
+            self._refuse(node, session, f"site {registered or name}: {str(header['refused'])[:MAX_TEXT]}")
         elif not isinstance(offer, dict):
-            self._refuse(node, f"site {registered or name} answered the handshake without an offer")
+            self._refuse(node, session, f"site {registered or name} answered the handshake without an offer")
         elif self._name_of_key is not None and name != registered:
-            self._refuse(node, f"a site calls itself {name}, but its key belongs to {registered or 'no site'}")
+            self._refuse(
+                node, session, f"a site calls itself {name}, but its key belongs to {registered or 'no site'}"
+            )
         elif name in self.offers and self.offers[name] != offer:
-            self._refuse(node, f"site {name} came back with another model or other data than it started with")
+            self._refuse(
+                node, session, f"site {name} came back with another model or other data than it started with"
+            )
         else:
             try:
                 self._check_offer(name, offer)
             except PolyfedError as error:
-                self._refuse(node, f"site {name}: {str(error)[:MAX_TEXT]}")
+                self._refuse(node, session, f"site {name}: {str(error)[:MAX_TEXT]}")
             except Exception as error:  # an offer may hold anything
-                self._refuse(node, f"site {name}: its offer is not readable ({type(error).__name__})")
+                self._refuse(node, session, f"site {name}: its offer is not readable ({type(error).__name__})")
             else:
                 self._nodes[name], self._keys[name], self._sessions[name] = node, key, session
                 self.offers[name] = offer
 
-    def _refuse(self, node: int, reason: str) -> None:
-        self._refused[node] = time.monotonic()
+    def _refuse(self, node: int, session: int, reason: str) -> None:
+        self._refused[node] = (time.monotonic(), session)
         if self._reasons.get(node) != reason:
             self._reasons[node] = reason
             self._notify(reason)

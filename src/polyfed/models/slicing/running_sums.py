@@ -54,7 +54,8 @@ class RunningSums:
                 self._sums[name] = _empty_sum(like[name])
         self._waiting.append(terms)
         self._bytes += sum(term.value.nbytes for term in terms.values())
-        if len(self._waiting) >= MAX_WAITING or self._bytes > MAX_WAITING_BYTES:
+        on_cpu = all(term.value.is_cpu for term in terms.values())  # waiting does not help elsewhere
+        if not on_cpu or len(self._waiting) >= MAX_WAITING or self._bytes > MAX_WAITING_BYTES:
             self._add_waiting()
 
     def take(self) -> dict[str, Tensor]:
@@ -143,7 +144,7 @@ def _add_by_blocks(total: Tensor, terms: Sequence[Term]) -> None:
     minuses = [None if term.minus is None else term.minus[at] for term, at in zip(terms, columns, strict=True)]
     ranges = [_range(term.at[0], len(total)) for term in terms]
     for first in range(0, len(total), rows):
-        converted: tuple[Tensor | None, int, int, Subscript] | None = None  # what `minus_memory` holds
+        converted: tuple[object, ...] = ()  # what `minus_memory` holds
         for number, term in enumerate(terms):
             start, stop = max(first, ranges[number][0]), min(first + rows, ranges[number][1])
             if start >= stop:
@@ -152,9 +153,10 @@ def _add_by_blocks(total: Tensor, terms: Sequence[Term]) -> None:
             value = term.value[start - ranges[number][0] : stop - ranges[number][0]]
             if minus is not None:  # usually the same for all clients
                 less = minus_memory[: part.numel()].view(part.shape)
-                key = (term.minus, start, stop, columns[number])
-                if converted is None or converted[0] is not key[0] or converted[1:] != key[1:]:
-                    less.copy_(minus[start:stop])
+                subtracted = minus[start:stop]
+                key = (subtracted.data_ptr(), subtracted.shape, subtracted.stride(), subtracted.dtype)
+                if converted != key:
+                    less.copy_(subtracted)
                     converted = key
                 minus = less
             _add_scaled(part, term, value, minus, memory[: part.numel()].view(part.shape))
