@@ -150,7 +150,10 @@ def test_counted_bytes_match_the_traffic_of_the_gateway(federation: Federation, 
     assert after.to_sites - down == pytest.approx(result["bytes"]["down"], rel=0.02)
 
 
-def test_inspect_shows_the_uploads_of_a_site(federation: Federation, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_shows_the_uploads_of_a_site(
+    federation: Federation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    federation.run({**QUICK, "name": "inspected", "method": {"name": "fedproto"}}, tmp_path / "run")
     assert main(["inspect", str(federation.consortium.folder / "ana")]) == 0
     output = capsys.readouterr().out
     assert "uploads of this site in its newest run" in output
