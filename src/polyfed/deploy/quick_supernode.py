@@ -8,9 +8,9 @@ While its site computes, Flower's SuperNode asks for nothing. The gateway takes 
 (`deploy/site_traffic.py`), so this one sends heartbeats meanwhile.
 
 The coordinator's SuperLink lists a killed SuperNode as online until two heartbeats are missing, and refuses another
-one with the same key. A SuperNode therefore notes its session in a file, which it locks while it runs. Its successor
-ends that session if it is refused. A site without such a note, for example on a second machine with a copy of the
-key, stays refused.
+one with the same key. A SuperNode therefore writes the number of its node to a file, which it locks while it runs.
+When the SuperLink rejects the next SuperNode of this site, it uses that number to end the old session, and connects.
+A site without this file, for example on a second machine with a copy of the key, is rejected as before.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class SessionNote:
 
 
 def with_takeover(flower_client: Any, session: SessionNote) -> Any:
-    """Return Flower's client of the SuperLink that ends the session of a killed predecessor if it is refused."""
+    """Return a subclass of Flower's client that ends the session of a killed SuperNode if its activation fails."""
 
     class Client(flower_client):  # type: ignore[misc]
         def ActivateNode(self, request: Any) -> Any:  # noqa: N802  (Flower's name)
