@@ -79,6 +79,7 @@ class SeparateHosts:
 
     hosts: dict[str, Host]
     concurrent = False
+    evaluates_after_steps = False
     trusted = False
 
     def call(self, call: Call, shared: bytes, tasks: Sequence[Task]) -> Iterator[Answer]:

@@ -8,7 +8,6 @@ import hashlib
 import hmac
 import json
 import time
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -22,7 +21,7 @@ from polyfed.core.engine import INITIAL, Answer, Call, StateStore, Task, Trainin
 from polyfed.core.finite_values import check_finite
 from polyfed.core.frame_digest import SHA256, START, XXH3, digest_kind
 from polyfed.core.guard import Released, ReleaseLog
-from polyfed.core.loaded_client import LoadedClient
+from polyfed.core.loaded_client import LoadedClient, LoadedClients
 from polyfed.core.memory_limits import failure_of, is_out_of_memory, repeat_with_less_memory
 from polyfed.core.message_header import MessageHeader, read_header
 from polyfed.core.method import Method
@@ -47,11 +46,9 @@ class Host:
     def __init__(self, maker: ClientMaker, store: StateStore, memory_budget: int, message_limit: int) -> None:
         self._maker = maker
         self._store = store
-        self._budget = memory_budget
         # a site, which has a secret, wants cryptographic digests
         self._read_header = partial(read_header, limit=message_limit, cryptographic=bool(maker.secret))
-        self._loaded: OrderedDict[str, LoadedClient] = OrderedDict()
-        self._memory = 0  # bytes of the loaded clients
+        self._loaded = LoadedClients(memory_budget)
         self._test: Samples | None = None  # common test samples, once they are needed
         self._too_large = ("", 1)  # model and batch size of the task that ran last
         self._shared: tuple[tuple[int, bytes], MessageHeader, Payload | None] | None = None
@@ -78,8 +75,7 @@ class Host:
 
     def free_device(self) -> None:
         """Drop all clients, and return their memory to the device. Their states are stored."""
-        for name in list(self._loaded):
-            self._drop(name)
+        self._loaded.drop_all()
         self._shared = self._test = None
         gc.collect()  # errors refer to the tensors of the step that they ended
         devices.kind_of(self._maker.place.device.type).release_memory()
@@ -102,19 +98,37 @@ class Host:
                 with profiling.span("evaluate", "evaluate"):
                     result = self._probe(client, call) if is_probe else self._evaluate(client, call, task, shared)
                 frame = encode(result, digest_kind(shared)).data
-                self._free_memory(keep=task.client)
+                client.settings = settings
+                self._loaded.free_memory(keep=task.client)
                 return Answer(task.client, frame, seconds=time.perf_counter() - started)
             reply = self._run(loaded, call, task, shared)
             frame = encode(reply, digest_kind(shared)).data
             with profiling.span("write", "write state"):
                 self._commit(loaded, call.number, task.discard, leaves=digest_kind(shared).cryptographic)
-            client.settings = settings
         except Exception as error:
-            self._drop(task.client)  # it may be half changed; its last state is in the store
+            self._loaded.drop(task.client)  # it may be half changed; its last state is in the store
             return Answer(task.client, failure=failure_of(error))
         trained = tuple(TrainingStats(f.loss, f.samples, f.steps) for f in client.fits if f.samples and not f.aside)
-        self._free_memory(keep=task.client)
-        return Answer(task.client, frame, None, loaded.digest, time.perf_counter() - started, trained)
+        answer = Answer(task.client, frame, None, loaded.digest, time.perf_counter() - started, trained)
+        if call.measures:
+            answer = self._evaluate_early(client, call, task, shared, answer)
+        client.settings = settings
+        self._loaded.free_memory(keep=task.client)
+        return answer
+
+    def _evaluate_early(self, client: Client, call: Call, task: Task, shared: bytes, answer: Answer) -> Answer:
+        """Add an evaluation of the client's new state to its answer, if it succeeds.
+
+        If it fails, the evaluation at the end of the round reports why.
+        """
+        started = time.perf_counter()
+        try:
+            with profiling.span("evaluate", "evaluate"):
+                evaluation = encode(self._evaluate(client, call, task, shared), digest_kind(shared)).data
+        except Exception:
+            self._loaded.drop(task.client)  # it may be half changed; its state is in the store
+            return answer
+        return dataclasses.replace(answer, evaluation=evaluation, evaluation_seconds=time.perf_counter() - started)
 
     def holds(self, name: str, version: int) -> bool:
         """Return whether a client is loaded in the given state version, so that nothing must be read for it."""
@@ -196,7 +210,7 @@ class Host:
     def evaluated_client(self, call: Call, task: Task, shared: bytes) -> Client:
         """Return a client as evaluations use it: in the task's state, with what was published loaded into it."""
         client = self._load(task.client, task.base).client
-        self._drop(task.client)  # the caller may keep it and change it
+        self._loaded.drop(task.client)  # the caller may keep it and change it
         client.seed, client.round, client.fits = self._maker.seed, call.round, []
         with rng.seeded(client.seed, "torch", client.name, call.round, EVALUATE):
             self._prepare_prediction(client, call, task, shared)
@@ -220,7 +234,7 @@ class Host:
                 reply = measure_client(client, method, call, self._global_test)
         finally:
             if before is not None and not before.restore():
-                self._drop(task.client)  # its state is in the store
+                self._loaded.drop(task.client)  # its state is in the store
         return reply
 
     def _prepare_prediction(self, client: Client, call: Call, task: Task, shared: bytes) -> None:
@@ -251,7 +265,7 @@ class Host:
         loaded = self._loaded.get(name)
         if loaded is None or loaded.version != version:
             if loaded is None or version == INITIAL:
-                self._drop(name)
+                self._loaded.drop(name)
                 loaded = LoadedClient(self._maker.make_client(name), INITIAL, "", 0)
             if version != INITIAL:
                 saved = decode(self._store.read(name, version))
@@ -260,10 +274,9 @@ class Host:
                 loaded.client.state = self._maker.place.state(dict(state) if isinstance(state, Mapping) else {})
                 loaded.released = json.loads(str(saved.get("released", "{}")))
             loaded.version, loaded.digest = version, ""
-            self._loaded[name] = loaded
             weights = loaded.client.model.state_dict().values()
-            self._update_size(loaded, sum(t.numel() * t.element_size() for t in weights))
-        self._loaded.move_to_end(name)
+            self._loaded.add(loaded, sum(t.numel() * t.element_size() for t in weights))
+        self._loaded.used(name)
         return loaded
 
     def _commit(self, loaded: LoadedClient, version: int, discard: Sequence[int], *, leaves: bool) -> None:
@@ -277,23 +290,9 @@ class Host:
         # Copies, as after a restart: the state must not share memory with a message or with the model.
         loaded.client.state = detached_copy(loaded.client.state)
         loaded.version, loaded.digest = version, self._public_digest(frame.digest)
-        self._update_size(loaded, len(frame))
+        self._loaded.resize(loaded, len(frame))
 
     def _public_digest(self, digest: str) -> str:
         """Return the digest to send. A site's is keyed, because a plain digest would confirm guesses of its data."""
         secret = self._maker.secret
         return hmac.new(secret.encode(), f"state {digest}".encode(), hashlib.sha256).hexdigest() if secret else digest
-
-    def _update_size(self, loaded: LoadedClient, state: int) -> None:
-        """Update the memory use of a loaded client: its state and its data."""
-        size = state + loaded.client.train.inputs.nbytes + loaded.client.test.inputs.nbytes
-        self._memory += size - loaded.size
-        loaded.size = size
-
-    def _drop(self, name: str) -> None:
-        dropped = self._loaded.pop(name, None)
-        self._memory -= dropped.size if dropped is not None else 0
-
-    def _free_memory(self, keep: str) -> None:
-        while self._memory > self._budget and len(self._loaded) > 1:
-            self._drop(next(name for name in self._loaded if name != keep))

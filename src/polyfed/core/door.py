@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from polyfed import profiling
 from polyfed.core.client_profile import Profile
 from polyfed.core.codec import decode, encode, encode_each
+from polyfed.core.early_evaluations import EarlyEvaluations
 from polyfed.core.engine import INITIAL, Answer, Call, Engine, Failure, Task, rejection
 from polyfed.core.evaluation import Evaluator
 from polyfed.core.finite_values import check_finite
@@ -23,7 +24,7 @@ from polyfed.core.method import Method, Outgoing
 from polyfed.core.payload import Payload
 from polyfed.core.place import Place
 from polyfed.core.reply_magnitudes import ReplyMagnitudes
-from polyfed.core.round_stats import RoundStats
+from polyfed.core.round_stats import CallTimes, RoundStats
 from polyfed.core.schema import TreeField, check_header, check_values
 from polyfed.core.step import Messages, combined
 from polyfed.errors import PayloadError, RunError
@@ -75,6 +76,7 @@ class Door:
         self.place = Place()  # where the server computes with replies
         self.round = 0
         self.evaluator = Evaluator(self)
+        self.early = EarlyEvaluations(method, engine.evaluates_after_steps)
         self.rejected: set[str] = set()  # clients that are left out of the repeated round
         self.magnitudes = ReplyMagnitudes()  # of the replies of this attempt
         self.current_client: str | None = None  # whose reply the method is processing
@@ -123,7 +125,8 @@ class Door:
             raise RunError(f"a payload is addressed to client {unknown[0]}, which is not in the cohort")
         present = [name for name in clients if name not in self.rejected]
         self.ledger.calls += 1
-        call = Call(self.ledger.calls, self.round, steps, tuple(self._label(name) for name in steps))
+        labels = tuple(self._label(name) for name in steps)
+        call = Call(self.ledger.calls, self.round, steps, labels, *self.early.next_call())
         try:
             check_finite(out.shared)
         except PayloadError as error:  # every client would refuse it
@@ -150,10 +153,11 @@ class Door:
                 self.stats.overhead_down += frame.overhead
         compared = any(isinstance(kind, TreeField) and kind.like for kind in messages.up.values())
         sent = read_header(shared.data) if compared else None
-        replied = 0
+        replied, times = 0, CallTimes(self.stats)
         answers = self.engine.call(call, shared.data, tasks)
         answers = profiling.spans("transfer", f"call {call.number}: {'+'.join(steps)}", answers)
         for answer in self._timed(answers):
+            times.add(answer)
             down = sent.joined(read_header(own[answer.client].data)) if sent and answer.client in own else sent
             reply = self._accept(call, answer, messages, down)
             if reply is not None:
@@ -161,6 +165,7 @@ class Door:
                 self.current_client = answer.client
                 yield answer.client, reply
         self.current_client = None
+        times.close()
         if self._max_ratio is not None:
             outliers = self.magnitudes.outliers("+".join(call.labels), self._max_ratio)
             if outliers:
@@ -222,6 +227,7 @@ class Door:
             self._on_reply(call, answer.client, answer.frame)
         self.stats.trained.extend(answer.trained)
         self.magnitudes.add("+".join(call.labels), answer.client, largest)
+        self.early.add(call, answer.client, answer.evaluation)
         self.ledger.versions[answer.client] = call.number
         self.ledger.digests[answer.client] = answer.digest
         return reply

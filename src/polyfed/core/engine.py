@@ -21,7 +21,10 @@ INITIAL = 0  # version of a client's initial state, before its first call
 
 @dataclass(frozen=True)
 class Call:
-    """One call of the server: steps to run in sequence. A call without steps is an evaluation of `measures`."""
+    """One call of the server: steps to run in sequence. A call without steps is an evaluation of `measures`.
+
+    With steps and measures, clients are evaluated after the steps, and the answers have both replies.
+    """
 
     number: int
     round: int
@@ -74,9 +77,11 @@ class Answer:
     frame: bytes = b""
     failure: Failure | None = None
     digest: str = ""  # of the client's new state
-    seconds: float = 0.0
+    seconds: float = 0.0  # without the evaluation after steps
     trained: tuple[TrainingStats, ...] = ()
     notes: tuple[str, ...] = ()  # for the user
+    evaluation: bytes = b""  # the encoded reply of the evaluation after steps; empty: none, or it failed
+    evaluation_seconds: float = 0.0
 
 
 class Engine(Protocol):
@@ -85,6 +90,11 @@ class Engine(Protocol):
     @property
     def concurrent(self) -> bool:
         """Whether calls run in other processes, so that this process can continue meanwhile."""
+        ...
+
+    @property
+    def evaluates_after_steps(self) -> bool:
+        """Whether a call may have steps and measures, so that a client is evaluated in the visit that trained it."""
         ...
 
     @property

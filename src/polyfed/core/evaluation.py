@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from polyfed import profiling
 from polyfed.core.client_profile import Layout, Profile
 from polyfed.core.codec import Frame, decode, encode, encode_each
-from polyfed.core.engine import INITIAL, Call, Task, rejection
+from polyfed.core.engine import INITIAL, Answer, Call, Task, rejection
 from polyfed.core.evaluation_reply import EvaluationReply, read_reply
 from polyfed.core.method import Outgoing
 from polyfed.core.model_probes import SAMPLES, ProbeKind
@@ -65,6 +65,7 @@ class Evaluator:
         The next call to clients waits for its end, because a client does one thing at a time.
         """
         self.wait()
+        self._door.early.evaluated(measures, published)
         if self._door.engine.concurrent:
             context = contextvars.copy_context()  # with the recorder of this run's profile
             frames = self._encode(published)  # now, because the server may change what it published
@@ -118,12 +119,7 @@ class Evaluator:
             self._calls += 1
             call = Call(-self._calls, door.round, measures=requested, metrics=metrics)
             names_of_measures = self._names(requested)
-            tasks = [
-                Task(name, door.ledger.versions.get(name, INITIAL), own[name].data if name in own else b"")
-                for name in (names if requested else ())
-            ]
-            answers = profiling.spans("transfer", "evaluation", door.engine.call(call, shared, tasks))
-            for answer in answers:
+            for answer in self._answers(call, shared, own, names if requested else ()):
                 if answer.failure is not None:
                     door.record_failure(call, answer.client, answer.failure)
                     continue
@@ -147,6 +143,27 @@ class Evaluator:
         door.stats.evaluation_seconds += time.perf_counter() - started
 
         return _collect(replies, clients, representative)
+
+    def _answers(
+        self, call: Call, shared: bytes, own: Mapping[str, Frame], clients: Sequence[str]
+    ) -> Iterator[Answer]:
+        """Yield the answers of clients in order. Clients that were evaluated after their last step are not asked."""
+        door = self._door
+        tasks = {
+            name: Task(name, door.ledger.versions.get(name, INITIAL), own[name].data if name in own else b"")
+            for name in clients
+        }
+        early = {
+            name: frame
+            for name, task in tasks.items()
+            if (frame := door.early.result(name, task.base, call.measures, call.metrics)) is not None
+        }
+        missing = [task for name, task in tasks.items() if name not in early]
+        answers = door.engine.call(call, shared, missing) if missing else iter(())
+        answers = profiling.spans("transfer", "evaluation", answers)
+        for name in clients:
+            yield Answer(name, early[name]) if name in early else next(answers)
+        next(answers, None)  # an engine ends its call after the last answer
 
     def probe(self, clients: Sequence[str], kind: ProbeKind) -> Iterator[tuple[str, Payload]]:
         """Yield what clients' models compute on common test samples, by client. Clients that failed are left out."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from polyfed.core.engine import TrainingStats
+from polyfed.core.engine import Answer, TrainingStats
 
 
 @dataclass
@@ -30,3 +30,26 @@ class RoundStats:
         finite = [t for t in self.trained if math.isfinite(t.loss)]
         samples = sum(t.samples for t in finite)
         return sum(t.loss * t.samples for t in finite) / samples if samples and finite else None
+
+
+class CallTimes:
+    """Times of one call. The server's wait is divided between steps and the evaluations after them."""
+
+    def __init__(self, stats: RoundStats) -> None:
+        self._stats = stats
+        self._waited_before = stats.call_seconds
+        self._steps = self._evaluations = 0.0  # sums over clients
+
+    def add(self, answer: Answer) -> None:
+        self._steps += answer.seconds
+        self._evaluations += answer.evaluation_seconds
+
+    def close(self) -> None:
+        """Count the share of the wait that evaluations took as evaluation."""
+        if not self._evaluations:
+            return
+        waited = self._stats.call_seconds - self._waited_before
+        share = waited * self._evaluations / (self._steps + self._evaluations)
+        self._stats.call_seconds -= share
+        self._stats.evaluation_seconds += share
+        self._stats.evaluation_wait_seconds += share

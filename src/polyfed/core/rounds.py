@@ -151,6 +151,8 @@ class RoundLoop:
         measured: set[str] = set()
         metrics = tuple(name for name in self.metrics if last or name != CONFUSION)
         evaluations: list[Future[Evaluation]] = []
+        finishes = last and type(method).finish is not Method.finish
+        door.early.begin_round(() if finishes else wanted, metrics)
         started = time.perf_counter()
 
         def measure(names: tuple[str, ...]) -> None:
@@ -164,7 +166,7 @@ class RoundLoop:
         if self.door.magnitudes.most_extreme() is not None:
             check_finite(server.state)  # otherwise the round is repeated without the reply that stands out
         if last:
-            if type(method).finish is not Method.finish:
+            if finishes:
                 measured.clear()  # the last round is evaluated after `finish`
             method.finish(server, Cohort(door, self.clients, measure))
         measure(wanted)

@@ -248,6 +248,8 @@ class Site:
         """Raise `SiteRefusalError` before anything is computed if the call asks for a field that is not allowed."""
         if task.client != self.name:
             raise SiteRefusalError(f"this is site {self.name}, not {task.client}")
+        if call.steps and call.measures:
+            raise SiteRefusalError(f"site {self.name} evaluates its model in a call of its own, without steps")
         if self._allow is None:
             return
         measures = [measure if measure in PROBES else EVALUATION for measure in call.measures or (EVALUATION,)]

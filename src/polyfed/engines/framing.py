@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -49,11 +50,15 @@ def task_from_json(head: Mapping[str, Any], own: bytes) -> Task:
 
 
 def answer_to_json(answer: Answer) -> dict[str, Any]:
-    return {**asdict(answer), "frame": None}
+    """Return the head of an answer. Its block is the reply; an evaluation is a few bytes and part of the head."""
+    evaluation = base64.b64encode(answer.evaluation).decode()
+    return {**asdict(answer), "frame": None, "evaluation": evaluation}
 
 
 def answer_from_json(head: Mapping[str, Any], frame: bytes) -> Answer:
     failure = Failure(**head["failure"]) if head["failure"] else None
     trained = tuple(TrainingStats(**item) for item in head["trained"])
-    notes = tuple(str(note) for note in head.get("notes", ()))
-    return Answer(head["client"], frame, failure, head["digest"], head["seconds"], trained, notes)
+    notes = tuple(str(note) for note in head["notes"])
+    evaluation = base64.b64decode(head["evaluation"])
+    figures = (head["digest"], head["seconds"], trained, notes)
+    return Answer(head["client"], frame, failure, *figures, evaluation, head["evaluation_seconds"])

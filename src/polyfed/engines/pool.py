@@ -88,9 +88,10 @@ class PoolEngine:
         recorder = profiling.current()
         if recorder is not None:
             recorder.add_workers(len(workers))
-        self._setup = {"host_factory": host_factory, "description": description, "profile": recorder is not None}
-        self._setup["directory"] = str(Path.cwd())
+        setup = {"host_factory": host_factory, "description": description, "directory": str(Path.cwd())}
+        self._setup = {**setup, "profile": recorder is not None}
         self._devices, self._timeout = workers, timeout
+        self.evaluates_after_steps = timeout is None  # a timeout is for the step alone
         self._starter: ForkServer | SpawnedWorkers = SpawnedWorkers() if start == "spawn" else fork_server.acquire()
         self.affinity = WorkerAffinity(costs)
         self._workers = [self._start(index) for index in range(len(workers))]
@@ -198,10 +199,9 @@ class _PoolCall:
 
     def _send_alone(self, worker: _Worker) -> None:
         """Send a task that needs a device for itself, once all workers of the device have finished theirs."""
-        neighbours = self._neighbours(worker)
-        if worker.device in self._exclusive or any(neighbour.running for neighbour in neighbours):
+        if worker.device in self._exclusive or any(neighbour.running for neighbour in self._neighbours(worker)):
             return
-        for neighbour in neighbours:
+        for neighbour in self._neighbours(worker):
             try:
                 framing.send(neighbour.connection, {"do": "free"})
             except OSError:

@@ -42,6 +42,7 @@ class RayEngine:
         self.ray = cluster.ray
         self.store = store
         self.timeout = timeout
+        self.evaluates_after_steps = timeout is None  # a timeout is for the step alone
         self.affinity = WorkerAffinity(costs)
         self.held: dict[str, tuple[Any, int]] = {}  # the actor that has a client, and the state version
         self._cluster = cluster

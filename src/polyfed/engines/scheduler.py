@@ -66,11 +66,12 @@ class WorkerAffinity:
             self._moved.add(client)  # its worker has dropped it
             return
         times, self._last_round[kind] = self._seconds.setdefault(kind, {}), call.round
-        before = times.get(client, answer.seconds)
+        seconds = answer.seconds + answer.evaluation_seconds
+        before = times.get(client, seconds)
         if client in self._moved:  # it had to be loaded, so it is at least as fast as this
-            times[client] = min(before, answer.seconds)
+            times[client] = min(before, seconds)
         else:
-            times[client] = (before + answer.seconds) / 2
+            times[client] = (before + seconds) / 2
         self._moved.discard(client)
 
 

@@ -12,6 +12,7 @@ class SerialEngine:
     """Runs tasks in order, with the same encoded messages as every other engine."""
 
     concurrent = False
+    evaluates_after_steps = True
     trusted = True
 
     def __init__(self, host: Host) -> None:

@@ -31,6 +31,10 @@ class EngineWrapper:
     concurrent = False
     trusted = True
 
+    @property
+    def evaluates_after_steps(self) -> bool:
+        return self.inner.evaluates_after_steps
+
     def __call__(self, inner: Engine) -> Self:
         self.inner = inner
         return self
