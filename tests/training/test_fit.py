@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from polyfed.core import rng
 from polyfed.training import Samples, TrainSettings, fit, score
+from polyfed.training.fit import backward
 from polyfed.training.samples import model_inputs
 
 
@@ -194,3 +195,34 @@ def test_score_counts_right_answers() -> None:
     received = score(lambda x: torch.tensor([0.0, 1.0, 0.5, -1.0]).expand(len(x), 4), data)
     assert (received.correct, received.total, received.accuracy) == (250, 1000, 0.25)
     assert math.isnan(score(lambda x: x, Samples(data.inputs[:0], data.labels[:0])).accuracy)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+def test_gradients_are_those_of_torch(kind: torch.dtype) -> None:
+    ours, theirs = network(norm=True).to(kind), network(norm=True).to(kind)
+    inputs, labels = model_inputs(samples(6).inputs).to(kind), samples(6).labels
+    for _ in range(2):  # the second time, gradients are added
+        backward(F.cross_entropy(ours(inputs), labels))
+        F.cross_entropy(theirs(inputs), labels).backward()  # type: ignore[no-untyped-call]
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert mine.grad is not None and other.grad is not None and torch.equal(mine.grad, other.grad)
+
+
+def test_a_loss_that_is_no_number_is_refused_by_torch() -> None:
+    with pytest.raises(RuntimeError, match="scalar outputs"):
+        backward(network()(model_inputs(samples(2).inputs)).square())
+
+
+class FrozenPart(nn.BatchNorm2d):
+    """Stays in evaluation mode, as pretrained layers often do."""
+
+    def train(self, mode: bool = True) -> FrozenPart:
+        return super().train(False)
+
+
+def test_training_sets_the_mode_of_all_parts_but_those_that_decide_themselves() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), FrozenPart(4), nn.Flatten(), nn.Dropout(), nn.Linear(16, 3))
+    model[3].eval()
+    train(model, samples(8))
+    assert [part.training for part in model] == [True, False, True, True, True]
+    assert not model.state_dict()["1.running_mean"].any()

@@ -32,6 +32,7 @@ from polyfed.core.schema import check_header
 from polyfed.core.step import combined
 from polyfed.errors import PayloadError, StateError
 from polyfed.training import Samples
+from polyfed.training.fit import set_training
 from polyfed.training.precision import use_precision
 
 EVALUATE = "evaluate"  # name of evaluations in random streams
@@ -146,7 +147,7 @@ class Host:
             guard.prepare(client, call)
         for name, label in zip(call.steps, call.labels, strict=True):
             client.step = label
-            client.model.train()  # as in a newly created client, whatever mode the last step left
+            set_training(client.model)  # as in a newly created client, whatever mode the last step left
             seeded = rng.seeded(client.seed, "torch", client.name, call.round, label)
             with seeded, profiling.span("python", label):
                 answer = getattr(method, name)(client, msg)
