@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
 import json
 import os
 import random
@@ -22,6 +23,10 @@ import traceback
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+# of other projects: what runs import, and below it what sites and coordinators import
+PRELOADED = ("sklearn.datasets", "torch._dynamo", "torch._refs")
+PRELOADED += ("cryptography.x509", "fastapi", "httpx", "uvicorn")
 
 
 def prepare(request: dict[str, Any], first_on_path: str) -> None:
@@ -197,10 +202,8 @@ if __name__ == "__main__":
     files, descriptors = (sys.argv[1], f"{sys.argv[1]}.lock"), [int(number) for number in sys.argv[2:]]
     main_process = os.getpid()
     try:
-        import sklearn.datasets  # noqa: F401
-        import torch._dynamo
-        import torch._refs  # noqa: F401
-
+        for name in PRELOADED:
+            importlib.import_module(name)
         import polyfed.api
         import polyfed.experiment
         import polyfed.federation.simulation  # noqa: F401

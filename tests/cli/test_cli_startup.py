@@ -76,10 +76,22 @@ def test_help_lists_and_refusals_do_not_import_torch(
     assert light_commands[number] == (LIGHT[number][1], [])
 
 
+OWN_MODEL = """
+from torch import nn
+from polyfed import models
+
+models.register("own", lambda shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.Linear(64, classes)))
+models.register("named", lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.Linear(64, 10)), head="2")
+"""
+
+
 def test_check_and_run_do_not_import_the_compiler_of_torch(tmp_path: Path) -> None:
-    commands = [["check", "quickstart"], ["run", "quickstart", "rounds=1"]]
+    (tmp_path / "own.py").write_text(OWN_MODEL)
+    own = ["imports=[own.py]", "models.group=[own, named, tiny-cnn]"]
+    commands = [["check", "quickstart"], ["run", "quickstart", "rounds=1"], ["run", "quickstart", "rounds=1", *own]]
     commands = [[*command, "clients=4", "engine.name=serial"] for command in commands]
-    assert imported(commands, ["torch", *COMPILER], tmp_path) == [(0, ["torch"])] * 2
+    commands[-1] += ["--out", "own"]
+    assert imported(commands, ["torch", *COMPILER], tmp_path) == [(0, ["torch"])] * 3
 
 
 def test_the_list_of_models_is_what_the_models_are() -> None:

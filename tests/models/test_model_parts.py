@@ -11,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from polyfed import models
 from polyfed.errors import InputError
-from polyfed.models import ModelSpec, build, from_module
+from polyfed.models import ModelSpec, build, custom_build, from_module
 from polyfed.models.blocks import make_norm, multiple_of_8, scaled
 from polyfed.models.parts import Normalise, PoolFeatures, PoolInput, conv_pool, make_head
 from polyfed.models.shufflenet import shuffle
+from polyfed.models.slicing import skeleton
 
 SHAPE = (1, 8, 8)
 
@@ -209,6 +211,25 @@ def test_wrong_cuts_say_what_is_wrong() -> None:
         from_module(Net(), "top.classifier", shape=(3, 8, 8), classes=10)
     with pytest.raises(InputError, match="Pair returns a tuple; return only the logits"):
         from_module(Pair(), "out", shape=SHAPE, classes=10)
+
+
+@pytest.mark.parametrize("tried_bytes", [0, 256 << 20], ids=["on the meta device", "with real weights"])
+def test_skeletons_of_registered_modules_are_checked(tried_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(custom_build, "TRIED_BYTES", tried_bytes)
+    models.register("unsplit", lambda: Net(flat=False), head="top.classifier")
+    models.register("softmax", lambda: Net(softmax=True), head="top.classifier")
+    models.register("net", Net, head="top.classifier")
+    with pytest.raises(InputError, match="one flat feature vector per sample"):
+        skeleton("unsplit", shape=SHAPE, classes=10)
+    with pytest.raises(InputError, match=r"Net does not take samples of shape \(3, 8, 8\)"):
+        skeleton("net", shape=(3, 8, 8), classes=10)
+    if tried_bytes:  # values are needed for this one
+        with pytest.raises(InputError, match="does more after its head"):
+            skeleton("softmax", shape=SHAPE, classes=10)
+    before = torch.random.get_rng_state()
+    model = skeleton("net", shape=SHAPE, classes=10)
+    assert all(p.is_meta for p in model.parameters()) and model.feature_dim == 4
+    assert torch.equal(torch.random.get_rng_state(), before)
 
 
 class Pair(nn.Module):

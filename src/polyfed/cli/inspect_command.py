@@ -48,7 +48,7 @@ def inspect(
         who = f"client {client}" if client is not None else f"{len(_uploaders(uploads))} clients"
         rounds = f"{len(run.rounds)} of {run.planned_rounds} rounds ({run.state})"
         print_text(f"{run.method} on {run.dataset}: uploads of {who} in {rounds}.")
-    info = catalogue.methods().get(run.method)
+    info = catalogue.find_method(run.method)
     if info is not None:
         print_text(f"By design, a client of this method uploads: {info.sends_up}.")
     if not uploads:

@@ -88,7 +88,7 @@ def method_entry(method: Any) -> dict[str, Any]:
         )
     if "name" not in vars(cls) or not cls.name:
         name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", cls.__name__).lower()
-        if name in catalogue.methods():
+        if catalogue.find_method(name) is not None:
             raise InputError(
                 f'the method {cls.__name__} has no name of its own; put @register("name") above its class'
             )

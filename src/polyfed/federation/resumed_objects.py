@@ -67,8 +67,7 @@ def check_objects_exist(config: Config, folder: Path) -> None:
             f"again: polyfed.resume({str(folder)!r}, models=[...])"
         )
     method = str(config.method["name"])
-    known = {name for info in catalogue.methods().values() for name in (info.name, *info.aliases)}
-    if method not in known and method not in registered():
+    if catalogue.find_method(method) is None and method not in registered():
         raise InputError(
             f"{folder} uses the method '{method}' of another session, whose source was not saved; give the method "
             f"again: polyfed.resume({str(folder)!r}, method=...)"

@@ -166,11 +166,12 @@ class SimulatedFederation(ServerFederation):
 
     def _catalogue_modules(self) -> list[str]:
         """Return the modules of the method and the filter. Workers import them without reading the catalogue."""
-        parts: list[tuple[Any, Mapping[str, catalogue.MethodInfo]]] = [(self.method, catalogue.methods())]
+        parts: list[tuple[Any, catalogue.MethodInfo | None]] = [
+            (self.method, catalogue.find_method(self.method.name))
+        ]
         if self.filter is not None:
-            parts.append((self.filter, catalogue.filters()))
-        infos = [(type(part).__module__, known.get(part.name)) for part, known in parts]
-        return [module for module, info in infos if info is not None and info.module == module]
+            parts.append((self.filter, catalogue.filters().get(self.filter.name)))
+        return [info.module for part, info in parts if info is not None and info.module == type(part).__module__]
 
     @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> SimulatedFederation:

@@ -124,7 +124,7 @@ def _modules_of(files: Collection[str]) -> dict[str, tuple[ModuleType, str]]:
     """Return the loaded modules of files, by name, each with its file."""
     names = {Path(file).name for file in files}
     modules = {}
-    for name, module in list(sys.modules.items()):
+    for name, module in list(sys.modules.items()) if names else ():
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and file.rpartition(os.sep)[2] in names and os.path.realpath(file) in files:
             modules[name] = (module, os.path.realpath(file))

@@ -16,6 +16,8 @@ from polyfed.models.parts import feature_width, flat_adapter, make_head
 from polyfed.models.spec import ModelSpec, Shape
 from polyfed.models.split import SplitModel
 
+TRIED_BYTES = 256 << 20  # a model on the meta device with at most this many is built with real weights to check it
+
 
 def build_custom(
     spec: ModelSpec, factory: Callable[..., nn.Module], head: str | None, shape: Shape, classes: int
@@ -50,23 +52,32 @@ def build_custom(
             f"Model '{spec.name}': its factory returned a {type(module).__name__}; expected a torch.nn.Module."
         )
     if head is not None or not isinstance(module, SplitModel):
-        head = head or _found_head(factory, tuple(passed.items()), shape, classes, spec.vocabulary)
-        module = from_module(module, head, shape=shape, classes=classes, vocabulary=spec.vocabulary)
+        meta = [p for p in module.parameters() if p.is_meta]
+        tried = head is None or (bool(meta) and sum(p.nbytes for p in meta) <= TRIED_BYTES)
+        if tried:
+            head = _checked_head(factory, tuple(passed.items()), head, shape, classes, spec.vocabulary)
+        # torch imports its compiler to run a module on the meta device, which takes about two seconds
+        check = not (meta and tried)
+        module = from_module(module, str(head), shape=shape, classes=classes, vocabulary=spec.vocabulary, check=check)
     return _adapt(module, spec, classes)
 
 
 @lru_cache(maxsize=256)
-def _found_head(
+def _checked_head(
     factory: Callable[..., nn.Module],
     passed: tuple[tuple[str, object], ...],
+    head: str | None,
     shape: Shape,
     classes: int,
     vocabulary: int | None,
 ) -> str:
-    """Return the head of the modules of a factory. It is found in a module of its own, which has real weights."""
+    """Check the head of the modules of a factory, or find it. Another module is built for it, with real weights."""
     with torch.device("cpu"), torch.random.fork_rng(devices=[]):
         module = factory(**dict(passed))
-        return find_head(module, shape=shape, classes=classes, vocabulary=vocabulary)
+        if head is None:
+            return find_head(module, shape=shape, classes=classes, vocabulary=vocabulary)
+        from_module(module, head, shape=shape, classes=classes, vocabulary=vocabulary)
+        return head
 
 
 def _adapt(model: SplitModel, spec: ModelSpec, classes: int) -> SplitModel:

@@ -14,11 +14,18 @@ from polyfed.models.split import SplitModel
 
 
 def from_module(
-    module: nn.Module, head: str, *, shape: Shape, classes: int, vocabulary: int | None = None
+    module: nn.Module,
+    head: str,
+    *,
+    shape: Shape,
+    classes: int,
+    vocabulary: int | None = None,
+    check: bool = True,
 ) -> SplitModel:
     """Split a copy of `module` at its head, which must be its last layer and a Linear. `head` is its (dotted) name.
 
     The module receives images as floats in [0, 1] and other inputs unchanged. It normalises them itself if needed.
+    With `check`, the module is run on two samples to make sure that it computes nothing after its head.
     """
     kind = type(module).__name__
     if not isinstance(module, nn.Module):
@@ -36,7 +43,8 @@ def from_module(
         raise InputError(
             f"The head '{head}' of {kind} has {layer.out_features} outputs, but the data has {classes} classes."
         )
-    _check_split(module, layer, head, _example(shape, vocabulary, layer.weight.device))
+    if check:
+        _check_split(module, layer, head, _example(shape, vocabulary, layer.weight.device))
     return SplitModel(
         _without_head(module, head), copy.deepcopy(layer), feature_dim=layer.in_features, classes=classes
     )

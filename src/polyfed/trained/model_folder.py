@@ -221,7 +221,7 @@ def _missing(entries: Mapping[str, Any]) -> tuple[str, str] | None:
     model, method = ModelSpec.from_json(entries["model"]).name, str(entries["prediction"]["method"]["name"])
     if model not in names():
         return f"the model '{model}'", f"polyfed.models.register('{model}', ...)"
-    if method not in catalogue.methods() and method not in registered_methods():
+    if catalogue.find_method(method) is None and method not in registered_methods():
         return f"the method '{method}'", f"@polyfed.register('{method}')"
     return None
 
