@@ -24,9 +24,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-# of other projects: what runs import, and below it what sites and coordinators import
-PRELOADED = ("sklearn.datasets", "torch._dynamo", "torch._refs")
-PRELOADED += ("cryptography.x509", "fastapi", "httpx", "uvicorn")
+# of other projects: what runs import, and what sites and coordinators import
+PRELOADED = ["sklearn.datasets", "torch._dynamo", "torch._refs", "cryptography.x509", "fastapi", "httpx", "uvicorn"]
 
 
 def prepare(request: dict[str, Any], first_on_path: str) -> None:

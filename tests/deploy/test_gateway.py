@@ -7,11 +7,13 @@ import datetime
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -42,6 +44,9 @@ class Upstream:
     paths: list[str] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
+    ports: list[int] = field(default_factory=list)  # of the gateway's connections, one for every request
+    closes: bool = False  # whether it closes connections after an answer, without saying so
+    closed: int = 0  # connections that have ended
     first_piece: threading.Event = field(default_factory=threading.Event)
     reply: bytes = b"fine"
     status: int = 200
@@ -54,6 +59,7 @@ def run_upstream(upstream: Upstream) -> Iterator[None]:
 
         def do_POST(self) -> None:
             upstream.paths.append(self.path)
+            upstream.ports.append(self.client_address[1])
             upstream.headers.append({name.lower(): value for name, value in self.headers.items()})
             left, pieces = int(self.headers["content-length"]), []
             while left:
@@ -70,13 +76,19 @@ def run_upstream(upstream: Upstream) -> Iterator[None]:
             self.send_header("content-length", str(len(upstream.reply)))
             self.end_headers()
             self.wfile.write(upstream.reply)
+            self.close_connection = upstream.closes
 
         do_GET = do_PUT = do_POST  # noqa: N815
 
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(ThreadingHTTPServer):
+        def shutdown_request(self, request: Any) -> None:
+            super().shutdown_request(request)
+            upstream.closed += 1
+
+    server = Server(("127.0.0.1", 0), Handler)
     upstream.address = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
@@ -193,6 +205,29 @@ def test_requests_and_answers_are_forwarded_unchanged(setup: Setup) -> None:
 def test_every_allowed_path(setup: Setup, path: bytes) -> None:
     assert setup.post(path.decode(), b"x").content == b"fine"
     assert setup.upstream.paths == [path.decode()]
+
+
+def test_connections_to_the_superlink_are_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_module, "KEEP_SECONDS", 60.0)
+    with open_gateway(tmp_path) as setup:
+        upstream = setup.upstream
+        for _ in range(2):
+            setup.post("/v1/fleet/pull-messages")
+        assert len(set(upstream.ports)) == 1
+        upstream.closes = True  # as a SuperLink that ends: no request is lost on a closed connection
+        for _ in range(2):
+            assert setup.post("/v1/fleet/pull-messages").content == upstream.reply
+            wait_until(lambda: upstream.closed == len(set(upstream.ports)), "the end of the connection")
+        assert len(upstream.ports) == 4 and len(set(upstream.ports)) == 2
+
+
+def test_idle_connections_are_not_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_module, "KEEP_SECONDS", 0.01)
+    with open_gateway(tmp_path) as setup:
+        for _ in range(2):
+            setup.post("/v1/fleet/pull-messages")
+            time.sleep(0.05)
+        assert len(set(setup.upstream.ports)) == 2
 
 
 def test_bodies_are_streamed(setup: Setup) -> None:

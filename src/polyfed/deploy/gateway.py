@@ -42,6 +42,7 @@ HOP_BY_HOP = frozenset(
     | {b"transfer-encoding", b"upgrade", b"host", b"proxy-connection"}
 )
 MAX_CONNECTIONS = 512
+KEEP_SECONDS = 1.0  # that an idle connection to the SuperLink is kept
 BODY_SECONDS = 15.0  # in which the next BODY_BYTES of a body must arrive
 BODY_BYTES = 150_000
 SEND_SECONDS = 60.0  # in which a site must accept a piece of a response
@@ -79,9 +80,9 @@ class ProxyApp:
             trust_env=False,  # no HTTP proxy: the SuperLink is on this machine
             follow_redirects=False,
             timeout=httpx.Timeout(60.0, connect=5.0),
-            # A new connection for every request: the SuperLink may close an idle one just when it is used again, and
-            # a request that is lost in that way looks like one that was answered.
-            limits=httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=0),
+            # A connection is used again only if it was idle for less than a second. The SuperLink closes idle ones
+            # after five, and a request that is lost in that way looks like one that was answered.
+            limits=httpx.Limits(max_connections=MAX_CONNECTIONS, keepalive_expiry=KEEP_SECONDS),
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

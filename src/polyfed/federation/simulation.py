@@ -166,12 +166,10 @@ class SimulatedFederation(ServerFederation):
 
     def _catalogue_modules(self) -> list[str]:
         """Return the modules of the method and the filter. Workers import them without reading the catalogue."""
-        parts: list[tuple[Any, catalogue.MethodInfo | None]] = [
-            (self.method, catalogue.find_method(self.method.name))
-        ]
+        infos = [(type(self.method).__module__, catalogue.find_method(self.method.name))]
         if self.filter is not None:
-            parts.append((self.filter, catalogue.filters().get(self.filter.name)))
-        return [info.module for part, info in parts if info is not None and info.module == type(part).__module__]
+            infos.append((type(self.filter).__module__, catalogue.filters().get(self.filter.name)))
+        return [module for module, info in infos if info is not None and info.module == module]
 
     @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> SimulatedFederation:
