@@ -25,7 +25,7 @@ from tests.deploy.direct_link import (
     own_data,
     run_over,
 )
-from tests.deploy.flower_names import Metadata, make_message
+from tests.deploy.flower_names import Metadata, get_all_nested_objects, make_message
 
 import polyfed
 from polyfed import api
@@ -33,6 +33,7 @@ from polyfed.config import parse
 from polyfed.core.class_tables import ClassTable
 from polyfed.core.codec import encode
 from polyfed.core.engine import Call, Task
+from polyfed.deploy import messages
 from polyfed.deploy.flower_adapter import Message
 from polyfed.deploy.messages import from_flower_message, to_record_dict
 from polyfed.deploy.reply_cache import from_bytes, to_bytes
@@ -463,13 +464,20 @@ headers = st.dictionaries(
 )
 
 
-@given(headers, blocks)
+@given(headers, blocks, st.sampled_from([0, 150, 1 << 20]))
 @settings(max_examples=25, deadline=None)
-def test_messages_are_unchanged_after_transport(header: dict[str, Any], content: dict[str, bytes]) -> None:
+def test_messages_are_unchanged_after_transport(
+    header: dict[str, Any], content: dict[str, bytes], inline: int
+) -> None:
     message = SiteMessage(header, content)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(messages, "INLINE_BYTES", inline)
+        record = to_record_dict(message)
     flower_message: Message = make_message(
-        metadata=Metadata(1, "", 1, 2, "", "", 0.0, 1.0, "query.polyfed"), content=to_record_dict(message)
+        metadata=Metadata(1, "", 1, 2, "", "", 0.0, 1.0, "query.polyfed"), content=record
     )
+    pieces = len(get_all_nested_objects(flower_message))  # each is a request
+    assert pieces == 3 if sum(map(len, content.values())) <= inline else pieces >= 6
     for received in (from_bytes(to_bytes(message)), from_flower_message(flower_message)):
         assert (received.header, dict(received.blocks)) == (header, content)
         assert received.digest() == message.digest()

@@ -29,6 +29,7 @@ from polyfed.core.engine import Failure
 from polyfed.core.evaluation import _check_probe
 from polyfed.core.evaluation_reply import read_reply
 from polyfed.core.message_header import read_header
+from polyfed.deploy import messages
 from polyfed.deploy.flower_adapter import (
     Array,
     ArrayRecord,
@@ -304,8 +305,9 @@ def test_a_reply_that_is_too_large_is_refused() -> None:
     assert isinstance(reply, Failure) and "larger than the" in reply.message
 
 
-def test_a_repeated_piece_counts_every_time() -> None:
+def test_a_repeated_piece_counts_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few bytes could otherwise expand to gigabytes."""
+    monkeypatch.setattr(messages, "INLINE_BYTES", 0)
     link = SuperLink()
     link.put("to ben", {"from": "ben"})
     for number, piece in list(link.pieces.items()):
@@ -316,3 +318,20 @@ def test_a_repeated_piece_counts_every_time() -> None:
             link.pieces[number] = head + b"\0" + many
     reply = downloader(link, 1000).poll(["to ben"])["to ben"]
     assert isinstance(reply, Failure) and "it repeats pieces" in reply.message
+
+
+@pytest.mark.parametrize(
+    ("head", "blocks", "said"),
+    [
+        ({"block.frame": b"1"}, {"frame": b"1"}, "a block twice"),
+        ({"frame": b"1"}, {}, "fields that are no blocks"),
+        ({"block.frame": "1"}, {}, "its blocks are not bytes"),
+        ({"block.frame": [b"1"]}, {}, "its blocks are not bytes"),
+    ],
+)
+def test_blocks_in_the_header_are_checked(head: dict[str, Any], blocks: dict[str, bytes], said: str) -> None:
+    arrays = {name: Array("uint8", (len(block),), "polyfed", block) for name, block in blocks.items()}
+    content = RecordDict({"head": ConfigRecord({"json": "{}", **head}), "blocks": ArrayRecord(arrays)})
+    meta = Metadata(1, "", 2, 1, "to ben", "", 0.0, 60.0, "query.polyfed")
+    with pytest.raises(PayloadError, match=said):
+        from_flower_message(make_message(metadata=meta, content=content))

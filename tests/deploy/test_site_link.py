@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 
 import pytest
@@ -78,6 +79,36 @@ def test_sites_that_send_no_requests_are_lost(name_of_key: Callable[[bytes], str
     contexts.update(node_contexts(3))
     assert link.online() == {"ana"}
     assert link.online() == {"ana", "ben"} and link.lost() == frozenset()
+
+
+def test_a_handshake_without_an_answer_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    link = make_link(node_contexts(1, 2), Gateway(), None)
+    grid = link._grid
+    assert isinstance(grid, Nodes)
+    sent: list[int] = []  # nodes
+    push, pull = grid.push_messages, grid.pull_messages
+
+    def count(messages: Iterable[Message]) -> Iterable[str]:
+        messages = list(messages)
+        sent.extend(message.metadata.dst_node_id for message in messages)
+        return push(messages)
+
+    def lose_second(ids: Iterable[str]) -> Iterable[Message]:
+        return [reply for reply in pull(ids) if reply.metadata.src_node_id != 2 or len(sent) > 3]
+
+    monkeypatch.setattr(grid, "push_messages", count)
+    monkeypatch.setattr(grid, "pull_messages", lose_second)
+    assert link.online() == frozenset() and sent == [1, 2]
+    assert link.online() == {"ana"} and sent == [1, 2]
+    for seconds, handshakes in [(9, 0), (10, 1), (29, 0), (30, 1)]:  # then after 10 and 20 more
+        before, clock[0] = len(sent), float(seconds)
+        link.online()
+        assert sent[before:] == [2] * handshakes
+    assert link.online() == {"ana", "ben"}
+    clock[0] = 1000.0
+    assert link.online() == {"ana", "ben"} and len(sent) == 4
 
 
 def test_a_site_that_has_connected_again_repeats_the_handshake() -> None:

@@ -166,6 +166,7 @@ class Coordinator:
 
     def _run(self, config: Config, folder: RunFolder, observers: Sequence[Observer]) -> Result:
         with self.control() as control:
+            control.stop_unfinished_runs()
             run_id = control.start_run(build_app())
         task = ServerAppTask(self.address, self._secret, self._internal_authority)
         with task.grid(run_id) as grid:

@@ -19,7 +19,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from flwr.clientapp import ClientApp
 
 # internals: wire formats
-from flwr.common.constant import ErrorCode, SubStatus
+from flwr.common.constant import ErrorCode, Status, SubStatus
 from flwr.common.serde import (
     context_from_proto,
     fab_from_proto,
@@ -28,8 +28,10 @@ from flwr.common.serde import (
 )
 from flwr.proto.control_pb2 import (
     ListNodesRequest,
+    ListRunsRequest,
     RegisterNodeRequest,
     StartRunRequest,
+    StopRunRequest,
     UnregisterNodeRequest,
 )
 from flwr.proto.message_pb2 import ObjectTree
@@ -103,6 +105,7 @@ __all__ = [
     "HeartbeatSender",
     "HttpGrid",
     "ListNodesRequest",
+    "ListRunsRequest",
     "Message",
     "Node",
     "ObjectPullError",
@@ -118,6 +121,8 @@ __all__ = [
     "RuntimeVersionHttpInterceptor",
     "ServerApp",
     "StartRunRequest",
+    "Status",
+    "StopRunRequest",
     "SubStatus",
     "TaskIdentity",
     "TaskType",

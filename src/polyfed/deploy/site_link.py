@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import httpx
@@ -17,6 +19,7 @@ from polyfed.errors import PayloadError, PolyfedError, RunError
 
 HANDSHAKE_SECONDS = 120.0  # a site loads its data and builds its model before it answers
 MAX_TEXT = 600  # characters of a site's text that are passed on
+REPEAT_SECONDS = 10.0  # after which a handshake is repeated, then after twice as long: a killed SuperLink may lose it
 REFUSED_SECONDS = 60.0  # after which the handshake with a refused site is repeated
 RETRY_SECONDS = 30.0  # for which requests to a SuperLink that does not answer are repeated
 
@@ -52,6 +55,15 @@ class AlwaysPresent:
         return 0
 
 
+@dataclass(frozen=True)
+class _SentHandshake:
+    """A handshake that a node has not answered."""
+
+    node: int
+    session: int  # of the site when it was sent
+    repeat_at: float  # time at which another one is sent
+
+
 class GridLink:
     """Sites by name over a grid.
 
@@ -84,8 +96,7 @@ class GridLink:
         self._nodes: dict[str, int] = {}  # of sites whose handshake is complete
         self._keys: dict[str, bytes] = {}  # of these sites
         self._sessions: dict[str, int] = {}  # of these sites, at the time of the handshake
-        # nodes and their sessions by the id of the handshake that they have not answered
-        self._pending: dict[str, tuple[int, int]] = {}
+        self._pending: dict[str, _SentHandshake] = {}  # handshakes that were not answered, by id
         self._refused: dict[int, tuple[float, int]] = {}  # nodes, with time and session of the refusal
         self._reasons: dict[int, str] = {}  # last reported reason of a refusal, by node
         self.offers: dict[str, dict[str, Any]] = {}
@@ -105,12 +116,13 @@ class GridLink:
         lost = self.lost()
         self._nodes = {name: node for name, node in self._nodes.items() if node in present and name not in lost}
         self._collect_handshakes(present)
+        known = frozenset(self._nodes.values())
         self._pending = {
-            message_id: (node, session)
-            for message_id, (node, session) in self._pending.items()
-            if self._is_current(present.get(node), session)
+            message_id: sent
+            for message_id, sent in self._pending.items()
+            if self._is_current(present.get(sent.node), sent.session) and sent.node not in known
         }
-        asked = {node for node, _ in self._pending.values()}
+        asked = {sent.node for sent in self._pending.values() if now < sent.repeat_at}
         new = present.keys() - self._nodes.values() - self._refused.keys() - asked
         self._send_handshakes({node: present[node] for node in sorted(new)})
         return frozenset(self._nodes)
@@ -187,15 +199,20 @@ class GridLink:
 
     def _send_handshakes(self, nodes: Mapping[int, bytes]) -> None:
         content = [Message(to_record_dict(self._handshake), n, MESSAGE_TYPE, ttl=HANDSHAKE_SECONDS) for n in nodes]
-        sessions = [(node, self._presence.session(key)) for node, key in nodes.items()]
-        self._pending.update(zip(self._push(content), sessions, strict=True))
+        before = Counter(sent.node for sent in self._pending.values())
+        now = time.monotonic()
+        handshakes = [
+            _SentHandshake(node, self._presence.session(key), now + REPEAT_SECONDS * 2 ** before[node])
+            for node, key in nodes.items()
+        ]
+        self._pending.update(zip(self._push(content), handshakes, strict=True))
 
     def _collect_handshakes(self, present: Mapping[int, bytes]) -> None:
         for message_id, reply in self.poll(self._pending).items():
-            node, session = self._pending.pop(message_id)
+            sent = self._pending.pop(message_id)
             # otherwise it receives a new handshake when it comes back
-            if self._is_current(present.get(node), session):
-                self._complete_handshake(node, present[node], session, reply)
+            if self._is_current(present.get(sent.node), sent.session):
+                self._complete_handshake(sent.node, present[sent.node], sent.session, reply)
 
     def _complete_handshake(self, node: int, key: bytes, session: int, reply: SiteMessage | Failure) -> None:
         registered = self._name_of_key(key) if self._name_of_key is not None else None

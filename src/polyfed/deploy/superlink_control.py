@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,13 +16,18 @@ from polyfed.deploy.flower_adapter import (
     ControlHttpClient,
     Fab,
     ListNodesRequest,
+    ListRunsRequest,
     RegisterNodeRequest,
     RuntimeVersionHttpInterceptor,
     StartRunRequest,
+    Status,
+    StopRunRequest,
     UnregisterNodeRequest,
     fab_to_proto,
 )
 from polyfed.errors import RunError
+
+NEWEST_RUNS = 10  # in which runs of a killed coordinator are searched; there is one at most
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -85,6 +91,16 @@ class ControlClient:
         if not response.HasField("run_id"):
             raise RunError("the SuperLink did not start a run; see its log")
         return response.run_id
+
+    def stop_unfinished_runs(self) -> None:
+        """Stop runs whose coordinator or SuperLink was killed.
+
+        A site that waits for a message of such a run would do so until the SuperLink ends it, after a minute.
+        """
+        for run_id, run in self._send(self._client.ListRuns, ListRunsRequest(limit=NEWEST_RUNS)).run_dict.items():
+            if run.status.status != Status.FINISHED:
+                with contextlib.suppress(RunError):  # it may have finished just now
+                    self._send(self._client.StopRun, StopRunRequest(run_id=run_id))
 
     def _send(self, method: Callable[[Request], Response], request: Request) -> Response:
         try:
