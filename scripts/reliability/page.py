@@ -47,7 +47,7 @@ AFTER_KILLS = """\
 - A killed site or SuperNode ends its old session at the coordinator when it starts again. Before, it could return after two missing
   heartbeats of 30 seconds, and took part again after 73 and 85 s (median).
 - The test suite has {suite}."""
-SUITE = "six kills of workers, five each of the main process and the fork server, and one each of coordinator, SuperLink, site and SuperNode (five each in `make test-all`)"
+SUITE = "six kills of workers, and five each of the main process, the fork server, the coordinator, the SuperLink, a site and a SuperNode"
 
 
 class Results:

@@ -6,6 +6,7 @@ Nothing here imports the adapter when tests are collected, so a missing name doe
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
 import inspect
 import re
@@ -30,13 +31,25 @@ BENCHMARKS = ("flower_simulation.py", "peer_scripts/flower_peer.py")
 EXCEPTIONS = {ADAPTER, PROTOCOL, *(PACKAGE / "benchmarks" / name for name in BENCHMARKS)}
 # Attributes of classes and fields of protobuf messages that polyfed uses, by their name in the adapter.
 ATTRIBUTES = {
-    "ControlHttpClient": ["from_server_address", "close", "ListNodes", "RegisterNode", "UnregisterNode", "StartRun"],
+    "ControlHttpClient": [
+        *(
+            "from_server_address",
+            "close",
+            "ListNodes",
+            "RegisterNode",
+            "UnregisterNode",
+            "StartRun",
+            "ListRuns",
+            "StopRun",
+        ),
+    ],
     "RuntimeHttpClient": [
         *("from_server_address", "close", "AcquireTask", "PullTaskInput", "PushTaskOutput", "SendTaskHeartbeat"),
         *("PullMessages", "PullObject", "ConfirmMessageReceived"),
     ],
     "HttpGrid": ["set_run", "run", "get_nodes", "push_messages", "pull_messages", "_runtime_client"],
     "HeartbeatSender": ["start", "stop"],
+    "Status": ["FINISHED"],
     "SubStatus": ["COMPLETED", "FAILED"],
     "TaskType": ["SERVER_APP", "CLIENT_APP", "AGENT_APP"],
     "ErrorCode": [
@@ -49,6 +62,8 @@ FIELDS = {
     "RegisterNodeRequest": ["name", "public_key"],
     "UnregisterNodeRequest": ["node_id"],
     "StartRunRequest": ["fab"],
+    "StopRunRequest": ["run_id"],
+    "ListRunsRequest": ["limit"],
     "AcquireTaskRequest": ["supported_task_types"],
     "PullAppMessagesRequest": ["message_ids"],
     "PushTaskOutputRequest": ["sub_status", "details"],
@@ -167,6 +182,8 @@ def test_the_changes_are_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     loop, connection, heartbeats = map(importlib.import_module, names)
     for module, name in (
         (loop, "time"),
+        (loop, "_pull_and_store_message"),
+        (loop, "_push_messages"),
         (connection, "HeartbeatSender"),
         (connection, "FleetHttpClient"),
         (connection, "HEARTBEAT_DEFAULT_INTERVAL"),
@@ -185,6 +202,49 @@ def test_the_changes_are_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     # several heartbeats are sent before the SuperLink takes the site as offline
     pause = (intervals[0] - constants.HEARTBEAT_CALL_TIMEOUT) * 0.9
     assert 3 * pause < constants.HEARTBEAT_PATIENCE * intervals[0]
+
+
+def test_flowers_loop_receives_a_message_and_then_sends_a_reply() -> None:
+    """polyfed replaces both functions, which are called with these arguments by name (deploy/quick_supernode.py)."""
+    loop = importlib.import_module(flower_protocol.SUPERNODE_LOOP)
+    source = inspect.getsource(loop.start_client_internal)
+    for name, argument in (("_pull_and_store_message", "receive=receive"), ("_push_messages", "send=send")):
+        call = source[source.index(f"{name}(") :]
+        assert (
+            argument in call[: call.index(")\n")]
+            and argument.partition("=")[0] in inspect.signature(getattr(loop, name)).parameters
+        )
+
+
+def test_a_reply_that_is_left_over_does_not_delay_the_next_ones() -> None:
+    """The loop of Flower would send the reply to each message after it has received the next one."""
+    available = ["reply to a message of a killed run"]
+    order, sent = quick_supernode.ReplyOrder(), list[str]()
+
+    def flower_pull(*, receive: Any) -> int | None:
+        received = receive()
+        if received is None:
+            return None
+        available.append(received[0].metadata.message_id)
+        return 1
+
+    def flower_push(*, send: Any) -> None:
+        reply_to = available.pop(0)
+        with contextlib.suppress(RuntimeError):
+            send(SimpleNamespace(metadata=SimpleNamespace(reply_to_message_id=reply_to)), None, 0.1)
+
+    def send(message: Any, *more: Any) -> None:
+        if "killed" in message.metadata.reply_to_message_id:
+            raise RuntimeError("the run is finished")
+        sent.append(message.metadata.reply_to_message_id)
+
+    pull, push = order.pulling(flower_pull), order.pushing(flower_push)
+    messages = [(SimpleNamespace(metadata=SimpleNamespace(message_id=name)), None) for name in ("first", "second")]
+    assert pull(receive=lambda: None) is None
+    for number, message in enumerate(messages, 1):
+        assert pull(receive=lambda message=message: message) == 1
+        push(send=send)
+        assert sent == ["first", "second"][:number]
 
 
 class SuperLinkClient:

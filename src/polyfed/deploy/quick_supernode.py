@@ -7,6 +7,10 @@ double up to Flower's own, so that a site that has nothing to do asks as rarely 
 While its site computes, Flower's SuperNode asks for nothing. The gateway takes a silent site as lost after seconds
 (`deploy/site_traffic.py`), so this one sends heartbeats meanwhile.
 
+Flower's loop receives a message and then sends whichever reply it finds. If a coordinator or its SuperLink is killed,
+the reply to a message of the old run may be left over. Every later reply would then be sent one message too late: its
+site answers, but the coordinator waits. This one receives no message before it has sent the reply to the last one.
+
 The coordinator's SuperLink lists a killed SuperNode as online until two heartbeats are missing, and refuses another
 one with the same key. A SuperNode therefore writes the number of its node to a file, which it locks while it runs.
 When the SuperLink rejects the next SuperNode of this site, it uses that number to end the old session, and connects.
@@ -66,6 +70,42 @@ class LoopClock:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(time, name)
+
+
+class ReplyOrder:
+    """Makes Flower's loop send the reply to the message that it has just received, and not only an older one."""
+
+    def __init__(self) -> None:
+        self._received = ""  # id of the last message
+
+    def pulling(self, pull: Callable[..., Any]) -> Callable[..., Any]:
+        """Return Flower's function that receives a message, which records the message as well."""
+
+        def pull_and_record(*, receive: Callable[[], Any], **arguments: Any) -> Any:
+            def receive_and_record() -> Any:
+                received = receive()
+                if received is not None:
+                    self._received = received[0].metadata.message_id
+                return received
+
+            return pull(receive=receive_and_record, **arguments)
+
+        return pull_and_record
+
+    def pushing(self, push: Callable[..., None]) -> Callable[..., None]:
+        """Return Flower's function that sends replies, which repeats until it has sent that to the last message."""
+
+        def push_all(*, send: Callable[..., Any], **arguments: Any) -> None:
+            answered: set[str] = set()
+
+            def send_and_record(message: Any, *more: Any) -> Any:
+                answered.add(message.metadata.reply_to_message_id)
+                return send(message, *more)
+
+            while self._received not in answered:
+                push(send=send_and_record, **arguments)
+
+        return push_all
 
 
 class SessionNote:
@@ -132,7 +172,7 @@ def with_takeover(flower_client: Any, session: SessionNote) -> Any:
 
 
 def install(session: SessionNote) -> None:
-    """Replace the clock of Flower's loop, the interval of its heartbeats, and its client of the SuperLink.
+    """Replace clock and order of Flower's loop, the interval of its heartbeats, and its client of the SuperLink.
 
     `session` is the note of this SuperNode's session.
     """
@@ -150,6 +190,9 @@ def install(session: SessionNote) -> None:
             senders.append(heartbeat_fn)
 
     loop["time"] = LoopClock(lambda: [send() for send in senders])
+    order = ReplyOrder()
+    loop["_pull_and_store_message"] = order.pulling(loop["_pull_and_store_message"])
+    loop["_push_messages"] = order.pushing(loop["_push_messages"])
     connection["HeartbeatSender"] = Sender
     connection["FleetHttpClient"] = with_takeover(connection["FleetHttpClient"], session)
     for module in (connection, heartbeats):
