@@ -10,6 +10,7 @@ import pytest
 from torch import Tensor
 
 from polyfed.core import Client, Cohort, Method, Outgoing, Payload, Sends, Server, register, step
+from polyfed.core.early_evaluations import EarlyEvaluations
 from polyfed.core.engine import Answer, Call, Task
 from polyfed.core.round_stats import CallTimes, RoundStats
 from polyfed.engines.serial import SerialEngine
@@ -182,3 +183,14 @@ def test_the_wait_for_a_call_is_divided_between_steps_and_evaluations() -> None:
     times.add(Answer("1", seconds=2.0, evaluation_seconds=1.0))
     times.close()
     assert (stats.call_seconds, stats.evaluation_seconds, stats.evaluation_wait_seconds) == (8.0, 1.0, 1.0)
+
+
+def test_only_what_a_round_will_evaluate_is_evaluated_early() -> None:
+    early = EarlyEvaluations(Visits(), enabled=True)
+    early.begin_round(BOTH, ())
+    assert early.next_call() == ((), ())  # nothing is known of an earlier round
+    early.evaluated(BOTH, Outgoing())
+    for wanted, expected in ((BOTH, BOTH), (("personal",), ()), ((), ()), (BOTH, BOTH)):
+        early.begin_round(wanted, ("f1",))
+        assert early.next_call() == (expected, ("f1",) if expected else ())
+        assert early.next_call() == ((), ())  # the second call of a round is not the last one before an evaluation
