@@ -32,16 +32,8 @@ EXCEPTIONS = {ADAPTER, PROTOCOL, *(PACKAGE / "benchmarks" / name for name in BEN
 # Attributes of classes and fields of protobuf messages that polyfed uses, by their name in the adapter.
 ATTRIBUTES = {
     "ControlHttpClient": [
-        *(
-            "from_server_address",
-            "close",
-            "ListNodes",
-            "RegisterNode",
-            "UnregisterNode",
-            "StartRun",
-            "ListRuns",
-            "StopRun",
-        ),
+        *("from_server_address", "close", "ListNodes", "RegisterNode", "UnregisterNode"),
+        *("StartRun", "ListRuns", "StopRun"),
     ],
     "RuntimeHttpClient": [
         *("from_server_address", "close", "AcquireTask", "PullTaskInput", "PushTaskOutput", "SendTaskHeartbeat"),
