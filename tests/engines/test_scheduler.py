@@ -115,18 +115,26 @@ def test_only_the_running_task_times_out() -> None:
 
 
 @settings(max_examples=50, deadline=None)
-@given(seconds=st.lists(st.floats(0.001, 10), max_size=40), workers=st.integers(1, 4), seed=st.integers(0, 99))
-def test_balancing_keeps_every_task_and_never_adds_work_to_the_longest_queue(
-    seconds: list[float], workers: int, seed: int
+@given(
+    seconds=st.lists(st.floats(0.001, 10), max_size=40),
+    started=st.lists(st.floats(0, 30), min_size=1, max_size=4),
+    seed=st.integers(0, 99),
+)
+def test_balancing_keeps_every_task_and_never_delays_the_last_worker(
+    seconds: list[float], started: list[float], seed: int
 ) -> None:
     draw = random.Random(seed)
-    queues: list[list[int]] = [[] for _ in range(workers)]
+    queues: list[list[int]] = [[] for _ in started]
     for number in range(len(seconds)):
-        queues[draw.randrange(workers)].append(number)
-    before = max(sum(seconds[number] for number in queue) for queue in queues)
-    balance(queues, seconds)
+        queues[draw.randrange(len(started))].append(number)
+
+    def end() -> float:
+        return max(time + sum(seconds[n] for n in queue) for time, queue in zip(started, queues, strict=True))
+
+    before = end()
+    balance(queues, seconds, started)
     assert sorted(number for queue in queues for number in queue) == list(range(len(seconds)))
-    assert max(sum(seconds[number] for number in queue) for queue in queues) <= before * (1 + 1e-9)
+    assert end() <= before * (1 + 1e-9)
 
 
 def test_one_client_moves_if_that_is_enough_and_two_are_swapped_otherwise() -> None:
@@ -136,6 +144,60 @@ def test_one_client_moves_if_that_is_enough_and_two_are_swapped_otherwise() -> N
     queues = [[0, 1], [2, 3]]
     balance(queues, [5.0, 5.0, 4.0, 4.0])  # 10 and 8: a swap makes it 9 and 9
     assert sorted(map(sorted, queues)) == [[0, 3], [1, 2]] or sorted(map(sorted, queues)) == [[0, 2], [1, 3]]
+
+
+def test_balancing_counts_the_tasks_that_workers_have_started() -> None:
+    queues: list[list[int]] = [[], [0, 1], []]
+    balance(queues, [2.0, 3.0], started=[9.0, 1.0, 0.0])  # the first finishes last and has nothing left
+    assert queues == [[], [0], [1]]
+    queues = [[0], [1]]
+    balance(queues, [2.0, 3.0], started=[1.0, 0.0])
+    assert queues == [[0], [1]]
+    balance(queues, [2.0, 3.0], started=[1.0, 6.0])  # 3 and 9: with both tasks the first needs 6, like the second
+    assert queues == [[0, 1], []]
+    queues = [[0], [1]]
+    balance(queues, [2.0, 3.0], started=[1.0, 6.0], allowed=6.0)
+    assert queues == [[0], [1]]
+
+
+def _measured_scheduler(count: int, longer: float) -> CallScheduler:
+    """Return a scheduler with `count` tasks of one second, half of them at each of two workers."""
+    affinity = WorkerAffinity()
+    affinity.record(Call(2, 1, ("other",), ("other",)), Answer("c0", seconds=longer))
+    for number, task in enumerate(tasks(count)):
+        affinity.assign(task.client, number % 2)
+        affinity.record(CALL, Answer(task.client, seconds=1.0))
+    return CallScheduler(CALL, tasks(count), affinity, 2, moves_are_cheap=True)
+
+
+def test_the_last_tasks_differ_in_length_so_that_they_can_be_balanced() -> None:
+    affinity = WorkerAffinity()
+    for number, task in enumerate(tasks(6)):
+        affinity.assign(task.client, 0)
+        affinity.record(CALL, Answer(task.client, seconds=1.0 + number))
+    measured = CallScheduler(CALL, tasks(6), affinity, 1, moves_are_cheap=True)
+    assert [measured.next_task(0, idle=True) for _ in range(6)] == [4, 3, 1, 5, 2, 0]
+    elsewhere = CallScheduler(CALL, tasks(6), affinity, 1)
+    assert [elsewhere.next_task(0, idle=True) for _ in range(6)] == [5, 4, 3, 2, 1, 0]
+
+
+def test_a_slow_worker_gets_fewer_of_the_last_tasks() -> None:
+    scheduler = _measured_scheduler(8, longer=0.0)
+    assert [scheduler.next_task(0, idle=True) for _ in range(2)] == [2, 0]
+    assert [scheduler.next_task(1, idle=True) for _ in range(2)] == [3, 1]
+    # the first worker has finished both tasks, the second neither: 2 and 4 seconds are left, so one task moves
+    scheduler.rebalance([([], 0.0), ([3, 1], 0.0)])
+    assert scheduler.next_task(1, idle=True) in {5, 7}
+    assert scheduler.next_task(1, idle=True) == 4  # it has no other task of its own
+
+
+@pytest.mark.parametrize(("count", "longer"), [(10, 0.0), (6, 100.0)])
+def test_clients_stay_while_many_tasks_are_left_and_in_short_calls(count: int, longer: float) -> None:
+    scheduler = _measured_scheduler(count, longer)
+    first = [scheduler.next_task(worker, idle=True) for worker in (0, 1)]
+    scheduler.rebalance([([], 0.0), ([1] * 100, 0.0)])
+    own = [scheduler.next_task(1, idle=True) for _ in range(count // 2 - 1)]
+    assert sorted(number or 0 for number in [first[1], *own]) == list(range(1, count, 2))
 
 
 def test_small_differences_move_nobody() -> None:

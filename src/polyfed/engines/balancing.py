@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import MutableSequence, Sequence
 
 TOLERANCE = 0.02  # difference between two workers that is left, as a share of their mean work; times vary by as much
 MAX_PAIRS = 10_000  # largest number of pairs to compare for a swap; moves are enough to balance longer queues
 
 
-def balance(queues: Sequence[list[int]], seconds: Sequence[float]) -> None:
+def balance(
+    queues: Sequence[MutableSequence[int]],
+    seconds: Sequence[float],
+    started: Sequence[float] = (),
+    allowed: float | None = None,
+) -> None:
     """Move tasks from the queue with the most work to the one with the least, until both have about the same.
 
-    `seconds` are the expected times of the tasks. One task is moved, or swapped for a shorter one of the other queue,
-    if that is closer to half of the difference.
+    `seconds` are the expected times of the tasks, and `started` the remaining times of those that the workers already
+    have. One task is moved, or swapped for a shorter one of the other queue, if that is closer to half of the
+    difference. Differences up to `allowed` seconds are left.
     """
+    started = started or [0.0] * len(queues)
     for _ in range(sum(map(len, queues))):
-        work = [sum(seconds[number] for number in queue) for queue in queues]
-        most, least = (queues[work.index(value)] for value in (max(work), min(work)))
-        gap, allowed = max(work) - min(work), TOLERANCE * sum(work) / len(work)
+        work = [time + sum(seconds[n] for n in queue) for time, queue in zip(started, queues, strict=True)]
+        workers = range(len(queues))
+        busiest = max((w for w in workers if queues[w]), key=work.__getitem__)
+        idlest = min(workers, key=work.__getitem__)
+        most, least, gap = queues[busiest], queues[idlest], work[busiest] - work[idlest]
+        if allowed is None:
+            allowed = TOLERANCE * sum(work) / len(work)
         if gap <= allowed:
             return
         change = _best_move(most, least, seconds, gap)

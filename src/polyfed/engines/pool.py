@@ -120,8 +120,6 @@ class PoolEngine:
         self._workers = []  # a call that is closed later must not replace them
         fork_server.release(self._starter)
 
-    # workers
-
     def _start(self, index: int) -> _Worker:
         if isinstance(self._starter, SpawnedWorkers):
             pid, connection = self._starter.fork()
@@ -165,7 +163,9 @@ class _PoolCall:
         """Yield answers in task order."""
         try:
             while not self._scheduler.finished:
-                for worker in list(self._pool.workers()):
+                workers, now = list(self._pool.workers()), time.monotonic()
+                self._scheduler.rebalance([(worker.running, now - worker.since) for worker in workers])
+                for worker in workers:
                     self._send_tasks(worker)
                 if self._scheduler.waiting:
                     self._collect()

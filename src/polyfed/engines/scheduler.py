@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from polyfed.core.engine import Answer, Call, Failure, Task
-from polyfed.engines.balancing import balance
+from polyfed.engines.balancing import TOLERANCE, balance
 
 BUFFER_LIMIT = 64 << 20  # bytes of answers out of order; beyond this, only the next task in order may run
+LAST = 3  # tasks per worker that are left when queues are balanced again after every answer
+MOVE_SECONDS = 0.003  # smallest difference between workers for which a client moves during a call
 SHORT = 0.02  # seconds of work that stays with its worker, because loading a client elsewhere takes as long
 MAX_DEATHS = 3  # a task during which this many workers died fails
 
@@ -89,9 +91,10 @@ class CallScheduler:
     ) -> None:
         """With `moves_are_cheap`, clients change their worker so that all workers finish at about the same time.
 
-        Queues are balanced before the longest call of a round; a client then stays where it is. A busy worker gets
-        none of the last tasks, one for each worker, unless they are short: whoever is idle first takes them. Short
-        work stays with its worker. All workers must be there: another engine's worker may take minutes to start.
+        Queues are balanced before the longest call of a round, and its last tasks again after every answer (see
+        `rebalance`). In other calls, clients stay where they are. A busy worker gets none of the last tasks, one for
+        each worker, unless they are short: whoever is idle first takes them. Short work stays with its worker. All
+        workers must be there: another engine's worker may take minutes to start.
         """
         self.call = call
         self.tasks = tasks
@@ -110,9 +113,23 @@ class CallScheduler:
             worker = affinity.worker_of(tasks[number].client)
             queue = min(queues, key=self._work) if worker is None else queues[worker]
             queue.append(number)
-        if moves_are_cheap and affinity.is_longest(call, [task.client for task in tasks]):
+        self._balances = moves_are_cheap and affinity.is_longest(call, [task.client for task in tasks])
+        if self._balances:
             balance(queues, self._expected)
-        self._queues = [deque(sorted(queue, key=lambda n: -self._expected[n])) for queue in queues]
+        self._allowed = max(MOVE_SECONDS, TOLERANCE * sum(self._expected) / workers)
+        self._queues = [deque(self._in_order(queue)) for queue in queues]
+
+    def _in_order(self, queue: Iterable[int]) -> list[int]:
+        """Return tasks in the order in which they run: long ones first.
+
+        If the last tasks are balanced again, they are a long, a middling and a short one, because tasks of the same
+        length cannot make up for a small difference between workers.
+        """
+        order = sorted(queue, key=lambda n: -self._expected[n])
+        if not self._balances or len(order) <= LAST:
+            return order
+        last = [order[0], order[len(order) // 2], order[-1]]
+        return [number for number in order if number not in last] + last
 
     def _work(self, queue: Sequence[int]) -> tuple[float, int]:
         """Return the expected seconds and the number of the tasks in a queue."""
@@ -126,6 +143,18 @@ class CallScheduler:
     def waiting(self) -> bool:
         """Whether the next answer in task order is still missing."""
         return not self.finished and self._next not in self._answers
+
+    def rebalance(self, running: Sequence[tuple[Sequence[int], float]]) -> None:
+        """Balance the last tasks of a call, because workers were faster or slower than expected.
+
+        `running` has the tasks that each worker has already got, and for how many seconds it has run the first one.
+        """
+        left = sum(map(len, self._queues))
+        if not self._balances or not self._measured or not 0 < left <= LAST * len(self._queues):
+            return
+        started = [max(0.0, sum(self._expected[n] for n in numbers) - elapsed) for numbers, elapsed in running]
+        balance(self._queues, self._expected, started, self._allowed)
+        self._queues = [deque(self._in_order(queue)) for queue in self._queues]
 
     def next_task(self, worker: int, idle: bool) -> int | None:
         """Return the longest task in a worker's queue. If the queue is empty and the worker is idle, return the
