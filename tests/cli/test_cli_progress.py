@@ -143,7 +143,7 @@ def test_durations(seconds: float, text: str) -> None:
 
 INTERRUPTED = """
 import signal, sys
-from polyfed.cli.sweep_workers import EventWriter
+from polyfed.cli.sweep_process import EventWriter
 from polyfed.cli.output import print_message
 tell = print_message if sys.argv[1] == "message" else lambda word: EventWriter(2).write(word)
 signal.signal(signal.SIGALRM, lambda *_: tell("note " + "n" * 60))

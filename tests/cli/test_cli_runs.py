@@ -213,7 +213,10 @@ def test_a_sweep_leaves_out_what_cannot_run_and_skips_what_is_done(capsys: pytes
     assert capsys.readouterr().out == "Run folders: s\n"
 
 
-def test_a_sweep_goes_on_past_a_run_that_fails(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_goes_on_past_a_run_that_fails(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     Path("flawed.py").write_text(
         "from dataclasses import dataclass\n"
         "from polyfed.core import register\n"
@@ -222,11 +225,13 @@ def test_a_sweep_goes_on_past_a_run_that_fails(capsys: pytest.CaptureFixture[str
         "class Flawed(Local):\n    bad: bool = False\n"
         "    def round(self, server, cohort):\n"
         "        if self.bad: raise ValueError('on purpose')\n        super().round(server, cohort)\n"
+        "        print('a round is done')\n"
     )
     sweep = ["sweep", "quickstart", "imports=[flawed.py]", "method=flawed", "method.bad=false,true", *SERIAL]
     assert main([*sweep, "--out", "s", "--jobs", "1"]) == 1
-    out, err = capsys.readouterr()
+    out, err = capfd.readouterr()
     assert "flawed-bad=true-s0 failed: ValueError: on purpose" in err and "Run folders: s" in out
+    assert err.count("a round is done") == 2  # the output of user code is in no buffer that ends with its process
     assert Path("s", "flawed-bad=false-s0", "result.json").exists()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
 
@@ -14,6 +16,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit code. An error is one sentence on stderr."""
     from polyfed.cli.output import print_message
 
+    atexit.register(gc.freeze)  # otherwise the interpreter searches torch's objects for garbage before it ends
     try:
         code = _run(arguments)
         sys.stdout.flush()

@@ -1,33 +1,26 @@
-"""Processes that run the runs of a sweep. Each process imports torch once and then runs one run after another.
+"""The command's side of the processes that run the runs of a sweep.
 
-Runs are sent to a process, and its events come back, as lines of JSON. The processes are not in the terminal's
-process group: Ctrl-C reaches only the command, which then asks each run to stop with a checkpoint.
+Runs are sent to a process (`sweep_process`), and its events come back, as lines of JSON. The processes are not in the
+terminal's process group: Ctrl-C reaches only the command, which then asks each run to stop with a checkpoint.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, TextIO
 
-from polyfed.config import Config
+from polyfed.cli.sweep_process import STOPPED
 from polyfed.config.sweep import SweepRun
-from polyfed.errors import PolyfedError
-from polyfed.progress import ProgressBoard, ProgressSnapshot, RunProgress, snapshot_of, snapshot_until
-from polyfed.runs.records import RoundRecord
-
-STOPPED = 130
+from polyfed.progress import ProgressBoard, ProgressSnapshot, RunProgress
 
 
 @dataclass
@@ -53,6 +46,8 @@ class SweepWorkers:
     def check_all(self, runs: Sequence[SweepRun]) -> dict[str, str]:
         """Check runs as `polyfed check` does. Return the message of each run that cannot work, by name."""
         queue, messages = deque(runs), dict[str, str]()
+        for worker in range(self._count):
+            self._process(worker)  # all import torch at the same time, also those that have nothing to check
 
         def check(worker: int) -> None:
             while not self._interrupts:
@@ -81,6 +76,7 @@ class SweepWorkers:
         for process in self._processes.values():
             with contextlib.suppress(OSError):
                 _pipe(process.stdin).close()  # the process ends at the end of its input
+        for process in self._processes.values():
             process.wait()
 
     def run_all(self) -> SweepOutcomes:
@@ -181,7 +177,7 @@ class SweepWorkers:
 
 def _start_process() -> subprocess.Popen[str]:
     # -P: do not put the working directory before installed packages; a request brings the command's own sys.path
-    command = [sys.executable, "-P", "-m", "polyfed.cli.sweep_workers"]
+    command = [sys.executable, "-P", "-m", "polyfed.cli.sweep_process"]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
 
@@ -195,102 +191,3 @@ def _send(process: subprocess.Popen[str], run: SweepRun, *, check: bool = False)
 
 def _pipe(stream: Any) -> TextIO:
     return stream  # type: ignore[no-any-return]
-
-
-# in the worker process
-
-
-class EventWriter:
-    """Writes events as lines of JSON to a file descriptor.
-
-    Each line is one unbuffered write: a signal handler may write an event while another one is being written, and
-    Python's buffers are not reentrant.
-    """
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def write(self, event: str, **facts: Any) -> None:
-        rest = (json.dumps({"event": event, **facts}) + "\n").encode()
-        while rest:
-            rest = rest[os.write(self._descriptor, rest) :]
-
-
-class _EventObserver:
-    """Observer of an experiment that writes its progress as events."""
-
-    def __init__(self, events: EventWriter) -> None:
-        self._events = events
-
-    def started(self, config: Config, folder: Path, done: int) -> None:
-        self._events.write("started", rounds=config.rounds, before=asdict(snapshot_until(folder, done)))
-
-    def round_done(self, record: RoundRecord) -> None:
-        self._events.write("round", snapshot=asdict(snapshot_of(record)))
-
-    def note(self, sentence: str) -> None:
-        self._events.write("note", message=sentence)
-
-
-def serve() -> None:
-    """Run the requests from stdin until its end."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored if the command runs in the background
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
-    # events go to the original stdout; what user code prints goes to stderr, so that it does not mix with them
-    events = EventWriter(os.dup(sys.stdout.fileno()))
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    try:
-        for text in sys.stdin:
-            request = json.loads(text)
-            sys.path[:] = request["path"]
-            config = Config.from_dict(request["config"])
-            if request["check"]:
-                events.write("checked", message=_check_config(config))
-            else:
-                _serve_request(config, Path(request["out"]), request["force"], events)
-    except (KeyboardInterrupt, BrokenPipeError):
-        os._exit(STOPPED)  # the command has closed its end of the pipe
-
-
-def _end_with_parent(parent: int) -> None:
-    """End this process if the command that started it is gone, such as after `kill -9`."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(STOPPED)  # the pool's processes notice this and end as well
-
-
-def _check_config(config: Config) -> str | None:
-    """Return what `polyfed check` says against a config, or None."""
-    from polyfed.federation import simulation
-
-    try:
-        federation = simulation.build_federation(config)
-        federation.check(federation.profiles())
-    except PolyfedError as error:
-        return str(error)
-    except Exception as error:  # of the user's own method or model
-        return f"{type(error).__name__}: {error}"
-    return None
-
-
-def _serve_request(config: Config, out: Path, force: bool, events: EventWriter) -> None:
-    from polyfed.cli.run import record_crash
-
-    try:
-        from polyfed.api import run_config
-
-        with record_crash(out):
-            run_config(config, out=out, force=force, observers=[_EventObserver(events)])
-        events.write("done")
-    except PolyfedError as error:
-        events.write("ended", code=error.exit_code, message=str(error))
-    except KeyboardInterrupt:
-        events.write("ended", code=STOPPED, message="stopped before its first round")
-    except BrokenPipeError:
-        raise
-    except Exception as error:
-        events.write("ended", code=1, message=f"{type(error).__name__}: {error}")
-
-
-if __name__ == "__main__":
-    serve()
