@@ -16,7 +16,7 @@ from polyfed.errors import InputError
 from polyfed.federation.resumed_objects import check_data_exists, check_same_models, same_data
 from polyfed.federation.run_arguments import method_section, raw_config
 from polyfed.federation.session_code import import_user_code, with_user_code
-from polyfed.machine import paused_garbage_collection
+from polyfed.machine import permanent_imports
 from polyfed.runs.atomic_files import check_folder_creatable
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.records import Result
@@ -258,7 +258,7 @@ def execute(opened: OpenedRun, *, data: Dataset | None = None, observers: Sequen
     if config.engine.name == "flower":
         raise InputError("engine flower reaches sites on other machines; start it with polyfed serve")
     tracking = trackers.create_trackers(config.track)
-    with profiling.span("startup", "import torch"), paused_garbage_collection():
+    with profiling.span("startup", "import torch"), permanent_imports():
         from polyfed.experiment import Experiment, versions
         from polyfed.federation import simulation
         from polyfed.federation.user_code import initial_weights

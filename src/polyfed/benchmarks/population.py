@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from polyfed import api
-from polyfed.benchmarks.synthetic import images
 from polyfed.config import Config, parse
 
 PER_ROUND, SAMPLES_EACH, ROUNDS = 20, 80, 24
@@ -51,5 +50,7 @@ def population_config(clients: int, rounds: int, engine: Mapping[str, Any] | Non
 
 
 def _run(clients: int, folder: Path) -> dict[str, Any]:
+    from polyfed.benchmarks.synthetic import images
+
     data = images(f"population{clients}", clients * SAMPLES_EACH, 8, folder / "cache")
     return api.run_config(population_config(clients, ROUNDS), out=folder / str(clients), data=data)

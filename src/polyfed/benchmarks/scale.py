@@ -18,8 +18,8 @@ from typing import Any
 from polyfed import api
 from polyfed.benchmarks.commands import run_command
 from polyfed.benchmarks.population import PER_ROUND, population_config
-from polyfed.benchmarks.synthetic import images
 from polyfed.config import Config
+from polyfed.machine import permanent_imports
 from polyfed.runs.records import RoundRecord
 
 POPULATIONS = (100, 1_000, 10_000, 100_000)
@@ -69,6 +69,8 @@ class DiskObserver:
 
 def population(clients: int, rounds: int, folder: Path) -> dict[str, float]:
     """Run one population in this process, and return its figures."""
+    with permanent_imports():  # as commands do
+        from polyfed.benchmarks.synthetic import images
     # one process, so that its CPU time and its memory are those of the run
     config = population_config(clients, rounds, {"name": "serial"})
     data = images(f"scale{clients}", clients * SAMPLES_EACH, 8, folder / "cache")
