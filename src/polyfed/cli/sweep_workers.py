@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from typing import Any, TextIO
 
 from polyfed.cli.sweep_process import STOPPED
 from polyfed.config.sweep import SweepRun
+from polyfed.machine import with_large_pages
 from polyfed.progress import ProgressBoard, ProgressSnapshot, RunProgress
 
 
@@ -178,7 +180,8 @@ class SweepWorkers:
 def _start_process() -> subprocess.Popen[str]:
     # -P: do not put the working directory before installed packages; a request brings the command's own sys.path
     command = [sys.executable, "-P", "-m", "polyfed.cli.sweep_process"]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    environment, pipe = with_large_pages(os.environ), subprocess.PIPE
+    return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
 
 
 def _send(process: subprocess.Popen[str], run: SweepRun, *, check: bool = False) -> None:

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
 from polyfed.errors import InputError, RunError
-from polyfed.machine import permanent_imports
+from polyfed.machine import permanent_imports, with_large_pages
 
 if TYPE_CHECKING:
     from polyfed.engines.spawned_workers import SpawnedWorkers
@@ -40,7 +40,7 @@ class ForkServer:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, WORKER: "1"},
+                env=with_large_pages({**os.environ, WORKER: "1"}),
             )
 
     def fork(self) -> tuple[int, Connection]:

@@ -13,7 +13,7 @@ import sys
 from multiprocessing.connection import Connection
 
 from polyfed.engines.fork_server import WORKER, end_with
-from polyfed.machine import permanent_imports
+from polyfed.machine import permanent_imports, with_large_pages
 
 
 class SpawnedWorkers:
@@ -33,7 +33,7 @@ class SpawnedWorkers:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, WORKER: "1"},
+                env=with_large_pages({**os.environ, WORKER: "1"}),
             )
         self._processes = [*(other for other in self._processes if other.poll() is None), process]
         return process.pid, Connection(ours.detach())
