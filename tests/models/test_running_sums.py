@@ -19,6 +19,7 @@ POSITIONS: list[Subscript] = [
     (slice(0, 4), slice(0, 2), slice(None)),
     (slice(2, 7), slice(1, 5), slice(None)),
     (torch.tensor([6, 0, 3])[:, None], torch.tensor([4, 1]), slice(None)),
+    (torch.tensor([6, 0, 3, 1, 5, 2, 4]), slice(None), slice(None)),  # all positions, in another order
 ]
 
 
@@ -48,6 +49,7 @@ def test_blocks_and_waiting_terms_do_not_change_bits(
     for number, position in enumerate(positions):
         at = POSITIONS[position]
         value = torch.randn(torch.empty(SHAPE)[at].shape, generator=draws)
+        value[0] = -0.0
         terms.append(Term(value, at, 0.3 + number, minus, 1.0 if number % 2 else 0.7))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(running_sums, "BLOCK", block)

@@ -42,6 +42,7 @@ class RunningSums:
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
+        self._new: set[str] = set()  # sums whose memory has no values yet
         self._waiting: list[Mapping[str, Term]] = []
         self._bytes = 0  # of the values that wait
         self._taken = False
@@ -51,7 +52,8 @@ class RunningSums:
         self._check_not_taken()
         for name in terms:
             if name not in self._sums:
-                self._sums[name] = _empty_sum(like[name])
+                self._sums[name] = _new_sum(like[name])
+                self._new.add(name)
         self._waiting.append(terms)
         self._bytes += sum(term.value.nbytes for term in terms.values())
         on_cpu = all(term.value.is_cpu for term in terms.values())  # waiting does not help elsewhere
@@ -79,27 +81,40 @@ class RunningSums:
     def _add_waiting(self) -> None:
         waiting, self._waiting, self._bytes = self._waiting, [], 0
         for name in dict.fromkeys(itertools.chain.from_iterable(waiting)):
-            _add_all(self._sums[name], [terms[name] for terms in waiting if name in terms])
+            _add_all(self._sums[name], [terms[name] for terms in waiting if name in terms], new=name in self._new)
+        self._new.clear()
 
 
-def _empty_sum(like: Tensor) -> Tensor:
-    """Return the initial sum: negative zero for floats, the smallest value of the type for integer maxima.
+def _new_sum(like: Tensor) -> Tensor:
+    """Return memory for a sum of tensors with this shape."""
+    total = torch.empty_like(like, dtype=torch.float64 if like.is_floating_point() else None, requires_grad=False)
+    if total.is_cpu:
+        machine.request_large_pages(total.data_ptr(), total.nbytes)
+    return total
+
+
+def _fill_empty(total: Tensor) -> None:
+    """Fill a sum with its initial value: negative zero for floats, the smallest value of the type for integer maxima.
 
     Adding to negative zero preserves the sign of a first summand that is itself a zero.
     """
-    if like.is_floating_point():
-        total = torch.empty_like(like, dtype=torch.float64, requires_grad=False)
-        if total.is_cpu:
-            machine.request_large_pages(total.data_ptr(), total.nbytes)
-        return total.fill_(-0.0)
-    return torch.full_like(like, False if like.dtype == torch.bool else torch.iinfo(like.dtype).min)
+    if total.is_floating_point():
+        total.fill_(-0.0)
+    else:
+        total.fill_(False if total.dtype == torch.bool else torch.iinfo(total.dtype).min)
 
 
-def _add_all(total: Tensor, terms: Sequence[Term]) -> None:
-    """Add terms to a sum, in their order."""
-    by_blocks = total.is_cpu and total.is_floating_point() and total.numel() > BLOCK
-    if by_blocks and all(isinstance(part, slice) for term in terms for part in term.at):
-        _add_by_blocks(total, terms)
+def _add_all(total: Tensor, terms: Sequence[Term], *, new: bool) -> None:
+    """Add terms to a sum, in their order. A `new` sum has no values yet."""
+    large = total.is_cpu and total.is_floating_point() and total.numel() > BLOCK
+    by_blocks = large and all(isinstance(part, slice) for term in terms for part in term.at)
+    if by_blocks and all(_is_whole(total, term) for term in terms):
+        _add_whole(total, terms, new=new)
+        return
+    if new:
+        _fill_empty(total)
+    if by_blocks:
+        _add_by_rows(total, terms)
         return
     for term in terms:
         # Indexing with vectors returns a copy, which is written back below; indexing with slices returns a view.
@@ -124,18 +139,32 @@ def _add_scaled(part: Tensor, term: Term, value: Tensor, minus: Tensor | None, s
     part.add_(scaled)
 
 
-def _add_by_blocks(total: Tensor, terms: Sequence[Term]) -> None:
-    """Add terms to some rows of a sum at a time, so that the rows and all intermediate values stay in the cache."""
-    if all(_is_whole(total, term) for term in terms):
-        total = total.view(-1)
-        terms = [
-            term._replace(
-                value=term.value.view(-1),
-                at=(slice(None),),
-                minus=None if term.minus is None else term.minus.view(-1),
-            )
-            for term in terms
-        ]
+def _add_whole(total: Tensor, terms: Sequence[Term], *, new: bool) -> None:
+    """Add terms to a block of a sum at a time, so that the block and all intermediate values stay in the cache.
+
+    Every term is added to all positions. The views of all blocks are created at once, which is faster.
+    """
+    values = [torch.split(term.value.view(-1), BLOCK) for term in terms]
+    minuses = [None if term.minus is None else torch.split(term.minus.view(-1), BLOCK) for term in terms]
+    memory = torch.empty(2, BLOCK, dtype=torch.float64)
+    for number, part in enumerate(torch.split(total.view(-1), BLOCK)):
+        if new:
+            _fill_empty(part)
+        scaled, less = memory[:, : len(part)]
+        converted: tuple[object, ...] = ()  # what `less` holds
+        for term, value, minus in zip(terms, values, minuses, strict=True):
+            if minus is None:
+                _add_scaled(part, term, value[number], None, scaled)
+                continue
+            key = (minus[number].data_ptr(), minus[number].dtype)
+            if converted != key:  # usually the same for all clients
+                less.copy_(minus[number])
+                converted = key
+            _add_scaled(part, term, value[number], less, scaled)
+
+
+def _add_by_rows(total: Tensor, terms: Sequence[Term]) -> None:
+    """Add terms to some rows of a sum at a time, as `_add_whole` does with blocks."""
     rows = max(1, BLOCK * len(total) // total.numel())
     size = rows * total.numel() // len(total)
     memory, minus_memory = torch.empty(2, size, dtype=torch.float64)
