@@ -16,7 +16,7 @@ from polyfed.errors import InputError
 from polyfed.federation.resumed_objects import check_data_exists, check_same_models, same_data
 from polyfed.federation.run_arguments import method_section, raw_config
 from polyfed.federation.session_code import import_user_code, with_user_code
-from polyfed.machine import permanent_imports
+from polyfed.machine import fast_imports
 from polyfed.runs.atomic_files import check_folder_creatable
 from polyfed.runs.folder import RunFolder
 from polyfed.runs.records import Result
@@ -77,13 +77,9 @@ def run(
     with profiling.profiled(profile, print):
         raw, dataset = raw_config(config, data=data, models=models, method=method, settings=settings)
         check_source_trusted(parsed := parse(raw), config, trust=trust)
+        path = Path(out) if out else None
         result = run_with_progress(
-            with_user_code(parsed),
-            out=Path(out) if out else None,
-            force=force,
-            data=dataset,
-            observers=observers,
-            progress=progress,
+            with_user_code(parsed), out=path, force=force, data=dataset, observers=observers, progress=progress
         )
     warn_of_problems(result)
     return result
@@ -248,7 +244,9 @@ def resume(
     return result
 
 
-def execute(opened: OpenedRun, *, data: Dataset | None = None, observers: Sequence[Observer] = ()) -> Result:
+def execute(
+    opened: OpenedRun, *, data: Dataset | None = None, observers: Sequence[Observer] = (), own_process: bool = False
+) -> Result:
     """Run an opened run to its end. Everything is checked before the run folder is created."""
     if opened.result is not None:
         return opened.result
@@ -258,7 +256,7 @@ def execute(opened: OpenedRun, *, data: Dataset | None = None, observers: Sequen
     if config.engine.name == "flower":
         raise InputError("engine flower reaches sites on other machines; start it with polyfed serve")
     tracking = trackers.create_trackers(config.track)
-    with profiling.span("startup", "import torch"), permanent_imports():
+    with profiling.span("startup", "import torch"), fast_imports(permanent=own_process):
         from polyfed.experiment import Experiment, versions
         from polyfed.federation import simulation
         from polyfed.federation.user_code import initial_weights

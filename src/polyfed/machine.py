@@ -18,24 +18,23 @@ def available_cores() -> int:
 
 
 @contextlib.contextmanager
-def permanent_imports() -> Iterator[None]:
-    """Exclude what is imported from the collection of reference cycles, if torch is imported here.
+def fast_imports(*, permanent: bool = False) -> Iterator[None]:
+    """Do not search for reference cycles during imports, which create many objects and no garbage.
 
-    torch's 150,000 objects stay until the process ends. Each search of them for garbage would take 80 ms, and a run
-    whose clients are all new would search every fifth round. Other objects that exist by then, such as those of a
-    notebook, are excluded too, after a search. If torch is already imported, these may be a user's models, and
-    nothing is excluded.
+    With `permanent`, for a process of polyfed's own, all objects that exist at the end are excluded from later
+    searches: torch's 150,000 objects take 80 ms each time, and a run whose clients are all new would search every
+    fifth round. What is excluded and later becomes part of a cycle is never freed. Nothing is excluded if torch is
+    already imported: then the process is not a new one.
     """
-    if "torch" in sys.modules:
-        yield
-        return
-    was_enabled = gc.isenabled()
-    gc.collect()
+    was_enabled, freeze = gc.isenabled(), permanent and "torch" not in sys.modules
+    if freeze:
+        gc.collect()
     gc.disable()
     try:
         yield
     finally:
-        gc.freeze()
+        if freeze:
+            gc.freeze()
         if was_enabled:
             gc.enable()
 

@@ -1,14 +1,16 @@
-"""Workers ask for memory with large pages, unless the user has set this."""
+"""Workers and processes of sweeps ask for memory with large pages, unless the user has set this."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from polyfed.cli.sweep_workers import start_process
 from polyfed.engines.fork_server import ForkServer
 from polyfed.engines.spawned_workers import SpawnedWorkers
 from polyfed.machine import with_large_pages
@@ -49,11 +51,22 @@ def _worker(start: type[ForkServer] | type[SpawnedWorkers]) -> Iterator[int]:
         workers.close()
 
 
-@pytest.mark.parametrize("start", [ForkServer, SpawnedWorkers])
-def test_workers_start_with_the_setting(
-    start: type[ForkServer] | type[SpawnedWorkers], monkeypatch: pytest.MonkeyPatch
+@contextlib.contextmanager
+def _sweep_process() -> Iterator[int]:
+    """Start a process of a sweep; yield its process id."""
+    with start_process() as process:
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("start", [partial(_worker, ForkServer), partial(_worker, SpawnedWorkers), _sweep_process])
+def test_processes_start_with_the_setting(
+    start: Callable[[], contextlib.AbstractContextManager[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
-    with _worker(start) as pid:
+    with start() as pid:
         environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     assert f"GLIBC_TUNABLES={ASKED}".encode() in environment

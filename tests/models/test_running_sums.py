@@ -44,22 +44,26 @@ def test_blocks_and_waiting_terms_do_not_change_bits(
     positions: list[int], with_minus: bool, block: int, waiting: int
 ) -> None:
     draws = torch.Generator().manual_seed(len(positions) + block)
-    minus = torch.randn(SHAPE, generator=draws) if with_minus else None
+    minuses = [torch.randn(SHAPE, generator=draws) if with_minus else None for _ in range(2)]
     terms = []
     for number, position in enumerate(positions):
         at = POSITIONS[position]
         value = torch.randn(torch.empty(SHAPE)[at].shape, generator=draws)
         value[0] = -0.0
-        terms.append(Term(value, at, 0.3 + number, minus, 1.0 if number % 2 else 0.7))
+        terms.append(Term(value, at, 0.3 + number, minuses[number // 2 % 2], 1.0 if number % 2 else 0.7))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(running_sums, "BLOCK", block)
         patch.setattr(running_sums, "MAX_WAITING", waiting)
         sums = RunningSums()
-        for term in terms:
-            sums.add({"w": term}, {"w": torch.empty(SHAPE)})
-        total = sums.take()["w"]
-    assert total.dtype == torch.float64
-    assert torch.equal(total.view(torch.int64), added_one_by_one(terms).view(torch.int64))  # signs of zeros as well
+        like = torch.empty(SHAPE)
+        for number, term in enumerate(terms):
+            sums.add({"w": term} if number < 3 else {"w": term, "late": term}, {"w": like, "late": like})
+        totals = sums.take()
+    assert totals.keys() == ({"w"} if len(terms) <= 3 else {"w", "late"})
+    for name, total in totals.items():
+        expected = added_one_by_one(terms if name == "w" else terms[3:])
+        assert total.dtype == torch.float64
+        assert torch.equal(total.view(torch.int64), expected.view(torch.int64))  # signs of zeros as well
 
 
 def test_other_memory_layouts_are_added_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +78,7 @@ def test_other_memory_layouts_are_added_in_blocks(monkeypatch: pytest.MonkeyPatc
 
 def test_integers_take_the_maximum() -> None:
     sums = RunningSums()
-    for value in (3, -5, 7, 2):
+    for value in (3, -5, 7, 2, 1, -9):  # more than are added at a time
         sums.add({"n": Term(torch.tensor(value), (), 2.0)}, {"n": torch.tensor(0)})
     assert sums.take()["n"].item() == 7
 

@@ -19,7 +19,7 @@ from polyfed import api
 from polyfed.benchmarks.commands import run_command
 from polyfed.benchmarks.population import PER_ROUND, population_config
 from polyfed.config import Config
-from polyfed.machine import permanent_imports
+from polyfed.machine import fast_imports
 from polyfed.runs.records import RoundRecord
 
 POPULATIONS = (100, 1_000, 10_000, 100_000)
@@ -69,7 +69,7 @@ class DiskObserver:
 
 def population(clients: int, rounds: int, folder: Path) -> dict[str, float]:
     """Run one population in this process, and return its figures."""
-    with permanent_imports():  # as commands do
+    with fast_imports(permanent=True):  # as commands do
         from polyfed.benchmarks.synthetic import images
     # one process, so that its CPU time and its memory are those of the run
     config = population_config(clients, rounds, {"name": "serial"})

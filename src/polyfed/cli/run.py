@@ -125,7 +125,7 @@ def _run(opened: OpenedRun, quiet: bool) -> Result:
 
     with ProgressBoard(quiet=quiet) as board, record_crash(opened.folder.path):
         observer = ProgressObserver(board, str(opened.config.method["name"]))
-        return api.execute(opened, observers=[observer])
+        return api.execute(opened, observers=[observer], own_process=True)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 
 from polyfed.config import Config
 from polyfed.errors import PolyfedError
-from polyfed.machine import permanent_imports
+from polyfed.machine import fast_imports
 from polyfed.progress import snapshot_of, snapshot_until
 from polyfed.runs.records import RoundRecord
 
@@ -61,7 +61,7 @@ def serve() -> None:
     events = EventWriter(os.dup(sys.stdout.fileno()))
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:
-        with permanent_imports():
+        with fast_imports(permanent=True):
             import polyfed.federation.simulation  # noqa: F401  (with torch, in all processes at once)
 
         for text in sys.stdin:

@@ -101,7 +101,7 @@ class SweepWorkers:
         """Return the process of a worker. Start a new one if it has ended."""
         process = self._processes.get(worker)
         if process is None or process.poll() is not None:
-            process = self._processes[worker] = _start_process()
+            process = self._processes[worker] = start_process()
         return process
 
     def _check(self, process: subprocess.Popen[str], run: SweepRun) -> str | None:
@@ -177,7 +177,8 @@ class SweepWorkers:
                 signal.signal(number, handler)
 
 
-def _start_process() -> subprocess.Popen[str]:
+def start_process() -> subprocess.Popen[str]:
+    """Start a process that waits for the runs of a sweep."""
     # -P: do not put the working directory before installed packages; a request brings the command's own sys.path
     command = [sys.executable, "-P", "-m", "polyfed.cli.sweep_process"]
     environment, pipe = with_large_pages(os.environ), subprocess.PIPE

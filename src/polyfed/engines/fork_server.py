@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
 from polyfed.errors import InputError, RunError
-from polyfed.machine import permanent_imports, with_large_pages
+from polyfed.machine import fast_imports, with_large_pages
 
 if TYPE_CHECKING:
     from polyfed.engines.spawned_workers import SpawnedWorkers
@@ -140,7 +140,7 @@ def main(descriptor: int, parent: int) -> None:
     end_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    with permanent_imports():
+    with fast_imports(permanent=True):
         from polyfed.engines import worker  # imports torch and everything else that a worker needs
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps workers

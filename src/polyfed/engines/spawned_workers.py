@@ -13,7 +13,7 @@ import sys
 from multiprocessing.connection import Connection
 
 from polyfed.engines.fork_server import WORKER, end_with
-from polyfed.machine import permanent_imports, with_large_pages
+from polyfed.machine import fast_imports, with_large_pages
 
 
 class SpawnedWorkers:
@@ -49,7 +49,7 @@ def main(descriptor: int, parent: int) -> None:
     """Run one worker until the caller closes the connection."""
     end_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with permanent_imports():
+    with fast_imports(permanent=True):
         from polyfed.engines import worker
     worker.serve(Connection(descriptor))
     os._exit(0)  # at once: unloading torch would take seconds
