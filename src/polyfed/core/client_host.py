@@ -31,6 +31,7 @@ from polyfed.core.place import CPU, to_cpu
 from polyfed.core.schema import check_header
 from polyfed.core.step import combined
 from polyfed.errors import PayloadError, StateError
+from polyfed.models.module_parts import tensors_of
 from polyfed.training import Samples
 from polyfed.training.fit import set_training
 from polyfed.training.precision import use_precision
@@ -275,8 +276,7 @@ class Host:
                 loaded.client.state = self._maker.place.state(dict(state) if isinstance(state, Mapping) else {})
                 loaded.released = json.loads(str(saved.get("released", "{}")))
             loaded.version, loaded.digest = version, ""
-            weights = loaded.client.model.state_dict().values()
-            self._loaded.add(loaded, sum(t.numel() * t.element_size() for t in weights))
+            self._loaded.add(loaded, sum(tensor.nbytes for tensor in tensors_of(loaded.client.model.modules())))
         self._loaded.used(name)
         return loaded
 

@@ -10,8 +10,6 @@ from collections import Counter
 from collections.abc import Mapping
 from functools import cached_property
 
-import torch
-
 from polyfed.config import Config
 from polyfed.core import rng
 from polyfed.core.method import Method
@@ -19,7 +17,8 @@ from polyfed.core.place import Place
 from polyfed.guards.exposure import exposed_fields
 from polyfed.guards.privacy import PrivacyGuard
 from polyfed.guards.protections import Schedule, resolve
-from polyfed.models import ModelSpec, SplitModel, build
+from polyfed.models import ModelSpec, SplitModel
+from polyfed.models.templates import build_channels_last
 from polyfed.runs.secret import derive_key
 from polyfed.training import Samples, TrainSettings
 
@@ -86,8 +85,7 @@ class FederationBase(ABC):
     def model(self, spec: ModelSpec, *stream: str) -> SplitModel:
         """Build an architecture with initial weights from a random stream."""
         with rng.seeded(self.seed, "init", *stream):
-            model = build(spec, shape=self.shape, classes=self.classes)
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            model = build_channels_last(spec, shape=self.shape, classes=self.classes)
         model = self.place.module(model)
         if self.config.train.compile:
             for part in (model.backbone, model.head):

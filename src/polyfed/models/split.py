@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Iterator, Sequence
+from typing import Self
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from polyfed.models.module_parts import modules_of, parameters_of, set_mode, tensors_of
 
 
 class SplitModel(nn.Module):
@@ -38,7 +41,7 @@ class SplitModel(nn.Module):
     @contextlib.contextmanager
     def remembered_features(self) -> Iterator[None]:
         """Compute the features of a batch once, if it is evaluated several times with the same weights."""
-        self._parts = list(self.backbone.modules())
+        self._parts = modules_of(self.backbone)
         try:
             yield
         finally:
@@ -47,6 +50,20 @@ class SplitModel(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.head(self.features(x))
         return logits
+
+    # What every round needs of every client is faster here than in nn.Module, with the same results.
+
+    def train(self, mode: bool = True) -> Self:
+        self.__dict__["training"] = mode
+        for child in self.children():
+            set_mode(child, training=mode)
+        return self
+
+    def modules(self, remove_duplicate: bool = True) -> Iterator[nn.Module]:
+        return iter(modules_of(self)) if remove_duplicate else super().modules(remove_duplicate=False)
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        return iter(parameters_of(modules_of(self) if recurse else [self]))
 
     @property
     def has_batchnorm(self) -> bool:
@@ -58,13 +75,7 @@ class _Version:
     """The tensors of modules, how often each was written to, and the mode of every module."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
-        # the tensors are kept, so that no other tensor gets the identity of one of them
-        self.tensors = [
-            tensor
-            for module in modules
-            for tensor in (*module._parameters.values(), *module._buffers.values())
-            if tensor is not None
-        ]
+        self.tensors = tensors_of(modules)  # kept, so that no other tensor gets the identity of one of them
         self.state = [tensor._version for tensor in self.tensors], [module.training for module in modules]
 
     def same(self, other: _Version) -> bool:
