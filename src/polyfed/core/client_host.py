@@ -33,7 +33,6 @@ from polyfed.core.step import combined
 from polyfed.errors import PayloadError, StateError
 from polyfed.models.module_parts import tensors_of
 from polyfed.training import Samples
-from polyfed.training.fit import set_training
 from polyfed.training.precision import use_precision
 
 EVALUATE = "evaluate"  # name of evaluations in random streams
@@ -148,7 +147,7 @@ class Host:
             guard.prepare(client, call)
         for name, label in zip(call.steps, call.labels, strict=True):
             client.step = label
-            set_training(client.model)  # as in a newly created client, whatever mode the last step left
+            client.model.train()  # as in a newly created client, whatever mode the last step left
             seeded = rng.seeded(client.seed, "torch", client.name, call.round, label)
             with seeded, profiling.span("python", label):
                 answer = getattr(method, name)(client, msg)

@@ -85,7 +85,7 @@ def fit(
     trained = [p for p in chosen if p.requires_grad]
     optimizer = make_optimizer(trained, settings) if optimizer is None else optimizer
     for module in modules:
-        set_training(module)
+        module.train()
     losses: list[Tensor] = []
     sizes: list[int] = []
     drop_single = has_batchnorm(modules)
@@ -137,12 +137,6 @@ def backward(objective: Tensor) -> None:
         return
     engine: Any = torch.autograd.Variable._execution_engine
     engine.run_backward((objective,), (_ONE,), False, False, (), allow_unreachable=True, accumulate_grad=True)
-
-
-def set_training(module: nn.Module) -> None:
-    """Call `module.train()` if it changes anything. Setting the mode of every part takes longer than a look at it."""
-    if not all(part.training and type(part).train is nn.Module.train for part in module.modules()):
-        module.train()  # a part with a `train` of its own may keep another mode
 
 
 def accumulate_gradients(loss: Loss, batch: Sequence[Tensor], settings: TrainSettings, *, min_size: int) -> Tensor:
