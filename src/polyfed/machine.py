@@ -19,7 +19,7 @@ def available_cores() -> int:
 
 @contextlib.contextmanager
 def fast_imports(*, permanent: bool = False) -> Iterator[None]:
-    """Do not search for reference cycles during imports, which create many objects and no garbage.
+    """Do not search for reference cycles during imports, which create many objects and hardly any garbage.
 
     With `permanent`, for a process of polyfed's own, all objects that exist at the end are excluded from later
     searches: torch's 150,000 objects take 80 ms each time, and a run whose clients are all new would search every

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -18,6 +20,33 @@ class Frozen(nn.BatchNorm1d):
         return self
 
 
+class Hidden(nn.Module):
+    """A module that hides a part of itself: from modes and from the list of modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen, self.unseen = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def children(self) -> Iterator[nn.Module]:
+        return iter([self.seen])
+
+    def named_modules(
+        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Module]]:
+        return iter([(prefix, self), (f"{prefix}.seen", self.seen)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.seen(x)
+        return out
+
+
+def frozen_by_attribute() -> nn.Module:
+    """Return a norm that stays in evaluation mode because `train` of this object was replaced."""
+    norm = nn.BatchNorm1d(4).eval()
+    norm.train = lambda mode=True: norm  # type: ignore[method-assign]
+    return norm
+
+
 class Tied(nn.Module):
     """Two layers with one weight, a module that is used twice, a missing module, and a norm with its own `train`."""
 
@@ -27,7 +56,7 @@ class Tied(nn.Module):
         self.second.weight = self.first.weight
         self.again = self.first
         self.register_module("missing", None)
-        self.norm = nn.Sequential(Frozen(4), nn.Dropout())
+        self.norm = nn.Sequential(Frozen(4), frozen_by_attribute(), Hidden(), nn.Dropout())
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.norm(self.again(self.second(self.first(x))))
@@ -43,8 +72,8 @@ def models() -> list[SplitModel]:
 def test_modules_and_parameters_are_those_of_torch(model: SplitModel) -> None:
     modules = list(nn.Module.modules(model))
     assert [id(m) for m in modules_of(model)] == [id(m) for m in model.modules()] == [id(m) for m in modules]
-    duplicated = list(model.modules(remove_duplicate=False))
-    assert [id(m) for m in duplicated] == [id(m) for m in nn.Module.modules(model, remove_duplicate=False)]
+    duplicated = [id(m) for _, m in model.named_modules(remove_duplicate=False)]
+    assert [id(m) for m in model.modules(remove_duplicate=False)] == duplicated
     parameters = [id(p) for p in nn.Module.parameters(model)]
     assert [id(p) for p in parameters_of(modules)] == [id(p) for p in model.parameters()] == parameters
     assert list(model.parameters(recurse=False)) == []
@@ -68,6 +97,8 @@ def test_modes_are_those_of_torch(model: SplitModel, training: bool) -> None:
         change()
         assert modes() == expected
     assert model.eval() is model and model.train() is model
+    with pytest.raises(ValueError, match="boolean"):
+        model.train("yes")  # type: ignore[arg-type]
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
-from tests.model_families import by_family
+from tests.tiers import always_if
 from torch import Tensor, nn
 
 from polyfed.core import rng
@@ -15,7 +18,7 @@ from polyfed.models import ModelSpec, SplitModel, templates
 from polyfed.models.catalogue import ARCHITECTURES
 from polyfed.models.module_parts import tensors_of
 from polyfed.models.registry import build
-from polyfed.models.templates import ModelTemplate, build_channels_last
+from polyfed.models.templates import BUILT_FIRST, ModelTemplate, build_channels_last
 
 RECURRENT = {name for name in ARCHITECTURES if name.endswith("-gru")}  # their modules keep lists of their weights
 
@@ -50,12 +53,16 @@ def assert_same(model: SplitModel, other: SplitModel) -> None:
         assert torch.equal(one[0], two[0]) and one[0].dtype == two[0].dtype and one[1:] == two[1:]
 
 
-@pytest.mark.parametrize("name", by_family(ARCHITECTURES))
+SMALL = [pytest.param(name, marks=always_if(name.startswith("tiny-"))) for name in ARCHITECTURES]
+
+
+@pytest.mark.parametrize("name", SMALL)
 def test_copies_have_the_weights_that_constructors_compute(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(templates, "LARGEST", 10**9)
+    monkeypatch.setattr(templates, "BUILT_FIRST", 1)
     constructor = constructor_of(name)
     template = ModelTemplate(constructor)
-    for number in range(4):  # the constructor, a recording, and two copies
+    for number in range(3):  # the second and the third model are copies
         with rng.seeded("template", number):
             model, after = template.make(), torch.default_generator.get_state()
         with rng.seeded("template", number):
@@ -67,7 +74,7 @@ def test_copies_have_the_weights_that_constructors_compute(name: str, monkeypatc
 
 def test_copies_share_nothing() -> None:
     template = ModelTemplate(constructor_of("tiny-resnet"))
-    models = [template.make() for _ in range(4)]
+    models = [template.make() for _ in range(BUILT_FIRST + 2)]
     memory = [{t.untyped_storage().data_ptr() for t in tensors_of(model.modules())} for model in models]
     modules = [{id(module) for module in model.modules()} for model in models]
     for parts in (memory, modules):
@@ -89,7 +96,7 @@ def test_copies_train_like_models_of_the_constructor() -> None:
     template = ModelTemplate(constructor_of("tiny-mobile"))
     x, y = torch.rand(6, 2, 16, 16), torch.tensor([0, 1, 2, 0, 1, 2])
     weights = []
-    for make in (template.make, template.make, template.make, constructor_of("tiny-mobile")):
+    for make in (*[template.make] * (BUILT_FIRST + 1), constructor_of("tiny-mobile")):
         with rng.seeded("train"):
             model = make()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -105,7 +112,7 @@ def test_copies_train_like_models_of_the_constructor() -> None:
 def test_large_models_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(templates, "LARGEST", 100)
     template = ModelTemplate(constructor_of("tiny-mlp"))
-    for _ in range(3):
+    for _ in range(BUILT_FIRST + 1):
         template.make()
     assert not template.copies
 
@@ -156,34 +163,105 @@ class Closure(nn.Module):
         self.function = lambda x: layer(x)
 
 
+class Defaults(nn.Module):
+    """A module with a function that has a part of it as a default."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+        def function(x: Tensor, layer: nn.Module = self.layer) -> object:
+            return layer(x)
+
+        self.function = function
+
+
+class Nested(nn.Module):
+    """A module with a container in a container."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.table = nn.Linear(3, 3), {"a": [1, 2]}
+
+
+class Marked(nn.Module):
+    """A weight with an attribute of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3))
+        self.weight.decay = 0.1  # type: ignore[attr-defined]
+
+
+class Added(nn.Module):
+    """A random number is added to constants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4).add_(torch.randn(4)))
+
+
+class Orthogonal(nn.Module):
+    """A weight from an operation with several results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(4, 4))
+        nn.init.orthogonal_(self.weight)
+
+
+class Number(nn.Module):
+    """A constant weight from a random number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((3,), torch.rand(1).item()))
+
+
+class OwnGenerator(nn.Module):
+    """Random values that do not come from torch's default generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([random.random()]))
+
+
 class Drawn(nn.Module):
     """A weight from a new random tensor, which further operations change."""
 
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(3, 4) * 0.5)
-        self.order = torch.randperm(5)
+        self.register_buffer("order", torch.randperm(5))
         with torch.no_grad():
             self.weight[0].zero_()
 
 
-@pytest.mark.parametrize(
-    ("kind", "copies"),
-    [(Tied, True), (Half, False), (Joined, False), (Listed, False), (Closure, False), (Drawn, False)],
-)
-def test_what_cannot_be_repeated_or_copied_is_built(kind: type[nn.Module], copies: bool) -> None:
+INDEPENDENT = (Tied, Drawn)
+OTHERS = (Half, Joined, Listed, Closure, Defaults, Nested, Marked, Added, Orthogonal, Number)
+
+
+@pytest.mark.parametrize("kind", [*INDEPENDENT, *OTHERS])
+def test_what_cannot_be_repeated_or_copied_is_built(kind: type[nn.Module]) -> None:
     def constructor() -> SplitModel:
         return SplitModel(kind(), nn.Linear(3, 2), feature_dim=3, classes=2)
 
     template = ModelTemplate(constructor)
-    for number in range(4):
+    for number in range(BUILT_FIRST + 2):
         with rng.seeded("kinds", number):
             model = template.make()
         with rng.seeded("kinds", number):
             assert_same(model, constructor())
         if kind is Tied:
             assert model.backbone.get_submodule("first").weight is model.backbone.get_submodule("second").weight
-    assert template.copies == copies
+    assert template.copies == (kind in INDEPENDENT)
+
+
+def test_other_random_numbers_than_those_of_torch_are_not_repeated() -> None:
+    template = ModelTemplate(lambda: SplitModel(OwnGenerator(), nn.Linear(3, 2), feature_dim=3, classes=2))
+    for _ in range(BUILT_FIRST + 1):
+        template.make()
+    assert not template.copies
 
 
 def test_own_models_of_users_are_always_built(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,6 +274,45 @@ def test_own_models_of_users_are_always_built(monkeypatch: pytest.MonkeyPatch) -
         return nn.Sequential(nn.Flatten(), nn.Linear(4, classes))
 
     monkeypatch.setitem(registry._registered, "own-linear", registry.OwnModel(own, None))
-    for _ in range(4):
+    for _ in range(BUILT_FIRST + 1):
         build_channels_last(ModelSpec.parse("own-linear"), shape=(1, 2, 2), classes=3)
-    assert len(built) >= 4
+    assert len(built) >= BUILT_FIRST + 1
+
+
+@contextlib.contextmanager
+def double_precision() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("context", [torch.inference_mode, double_precision, lambda: torch.device("meta")])
+def test_unusual_tensors_come_from_constructors(context: Callable[[], Any]) -> None:
+    spec = ModelSpec.parse("tiny-mlp")
+    for _ in range(BUILT_FIRST + 1):
+        with context():
+            model = build_channels_last(spec, shape=(1, 5, 5), classes=3)
+            expected = build(spec, shape=(1, 5, 5), classes=3)
+        weight, other = model.head.weight, expected.head.weight
+        assert isinstance(weight, Tensor) and isinstance(other, Tensor)
+        assert (weight.device, weight.dtype, weight.is_inference()) == (
+            other.device,
+            other.dtype,
+            other.is_inference(),
+        )
+    usual = build_channels_last(spec, shape=(1, 5, 5), classes=3).head.weight
+    assert isinstance(usual, Tensor) and usual.is_cpu and usual.dtype == torch.float32 and not usual.is_inference()
+
+
+def test_a_recording_does_not_change_later_random_numbers() -> None:
+    template, constructor = ModelTemplate(constructor_of("tiny-mlp")), constructor_of("tiny-mlp")
+    with rng.seeded("later"):
+        for _ in range(BUILT_FIRST + 2):
+            template.make()
+        number = torch.rand(1)
+    with rng.seeded("later"):
+        for _ in range(BUILT_FIRST + 2):
+            constructor()
+        assert torch.equal(number, torch.rand(1))

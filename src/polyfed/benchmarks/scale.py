@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
-from polyfed import api
+from polyfed import api, machine
 from polyfed.benchmarks.population import PER_ROUND, population_config
 from polyfed.config import Config
 from polyfed.machine import fast_imports
@@ -78,8 +77,7 @@ class _PopulationProcess:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._process.kill()
-        self._process.communicate()
+        self._process.communicate()  # closes its input, so that it ends and deletes its files
 
 
 class TurnObserver:
@@ -113,7 +111,8 @@ class TurnObserver:
 
     def _take_turn(self, figures: dict[str, float]) -> None:
         report(figures)
-        sys.stdin.readline()
+        if not sys.stdin.readline():
+            raise EOFError("the benchmark has ended")
         self._seconds, self._cpu_seconds, self._cpu = [], [], time.process_time()
 
 
@@ -135,7 +134,7 @@ def population(clients: int, rounds: int, folder: Path) -> dict[str, float]:
     api.run_config(config, out=folder / "run", data=data, observers=[observer])
     return {
         "startup_seconds": round(observer.ready_at - began, 2),
-        "peak_gb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9, 3),
+        "peak_gb": round(machine.peak_rss() / 1e9, 3),
         "disk_mb_half": round(observer.sizes[rounds // 2 - 1] / 1e6, 3),
         "disk_mb_end": round(observer.sizes[-1] / 1e6, 3),
         "files_end": observer.states,

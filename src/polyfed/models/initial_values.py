@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,70 +36,76 @@ class _Operation:
 class Recording(TorchFunctionMode):
     """Records random operations, and all operations on their results, while constructors run in this context.
 
-    An operation is random if it changes the state of torch's default generator.
+    An operation is random if it changes the state of torch's default generator. Not everything is recorded: tensors
+    in lists of arguments, several results, numbers that are read from a tensor. So `repeats` must be asked before a
+    recording is used.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.complete = True  # whether everything that has to be repeated was recorded
         self._operations: list[_Operation] = []
-        self._filled: list[Slot] = []  # tensors without values, which a random operation fills
-        self._known: set[Slot] = set()  # tensors that exist when the operations are repeated
+        self._filled: dict[Slot, None] = {}  # tensors without values, which random operations fill
+        self._results: set[Slot] = set()
         self._random: set[int] = set()  # addresses of memory with random values
         self._kept: list[Tensor] = []  # no other tensor may get their memory during the recording
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options, generator = kwargs or {}, torch.default_generator
-        values = [*args, *options.values()]
-        tensors = list(_tensors_in(values))
+        tensors = list(_tensors_in([*args, *options.values()]))
         before, versions = generator.get_state(), [tensor._version for tensor in tensors]
         result = func(*args, **options)
         is_random = not torch.equal(before, generator.get_state())
-        if is_random or any(map(self._is_random, tensors)):
+        if isinstance(result, Tensor) and (is_random or any(map(self._is_random, tensors))):
             changes = is_random or versions != [tensor._version for tensor in tensors]
-            self.complete &= all(any(tensor is value for value in values) for tensor in tensors)  # none is in a list
             self._record(func, args, options, result, changes)
         return result
 
     def finish(self, tensors: Sequence[Tensor]) -> dict[int, Slot]:
         """End the recording. Return the slots of a model's tensors that have random values, by their position."""
         slots = {k: _slot(tensor) for k, tensor in enumerate(tensors) if self._is_random(tensor)}
-        self.complete &= self._known.issuperset(slots.values())
         self._kept = []
         return slots
 
-    def repeat(self) -> dict[Slot, Tensor]:
-        """Repeat the operations with torch's default generator. Return their tensors."""
+    def repeat(self, fill: float | None = None) -> dict[Slot, Tensor]:
+        """Repeat the operations with torch's default generator, and return their results.
+
+        `fill` is written to memory that random operations fill.
+        """
         tensors = {slot: torch.empty_strided(slot.size, slot.stride, dtype=slot.dtype) for slot in self._filled}
 
         def value(argument: Any) -> Any:
             return tensors[argument] if isinstance(argument, Slot) else argument
 
         with torch.no_grad():
+            if fill is not None:
+                for tensor in tensors.values():
+                    tensor.fill_(fill)
             for operation in self._operations:
                 arguments = map(value, operation.arguments)
                 options = {name: value(argument) for name, argument in operation.options.items()}
                 tensors[operation.result] = operation.function(*arguments, **options)
         return tensors
 
+    def repeats(self, slots: Iterable[Slot], expected: Iterable[Tensor]) -> bool:
+        """Return whether a repetition computes these tensors, which constructors made from the same generator."""
+        try:
+            values = self.repeat(fill=math.nan)
+            return all(_identical(values[slot], tensor) for slot, tensor in zip(slots, expected, strict=True))
+        except (KeyError, RuntimeError):  # a tensor that was not recorded, or an operation that needs one
+            return False
+
     def _is_random(self, tensor: Tensor) -> bool:
         return tensor.untyped_storage().data_ptr() in self._random
 
-    def _record(self, function: Any, args: Any, options: dict[str, Any], result: Any, changes: bool) -> None:
-        if not isinstance(result, Tensor):
-            self.complete &= not changes  # otherwise it is a shape, for example
-            return
+    def _record(self, function: Any, args: Any, options: dict[str, Any], result: Tensor, changes: bool) -> None:
         arguments, out = tuple(map(_slot_of, args)), _slot(result)
         named = {name: _slot_of(value) for name, value in options.items()}
         slots = {value for value in (*arguments, *named.values()) if isinstance(value, Slot)}
         if not changes and out in slots:
             return  # an argument itself, for example without its gradient
-        for slot in slots - self._known:
-            # a tensor that is filled completely may have had any values; those of others are not recorded
-            self.complete &= slot == out and result.nbytes == result.untyped_storage().nbytes()
-            self._filled.append(slot)
+        self._filled |= dict.fromkeys(slots - self._results)
         self._operations.append(_Operation(function, arguments, named, out))
-        self._known |= {*slots, out}
+        self._results.add(out)
         self._random.add(out.memory)
         self._kept.append(result.detach())  # the tensor itself may get other memory
 
@@ -119,3 +126,8 @@ def _tensors_in(values: Iterable[object]) -> Iterator[Tensor]:
             yield value
         elif isinstance(value, list | tuple):
             yield from _tensors_in(value)
+
+
+def _identical(tensor: Tensor, other: Tensor) -> bool:
+    same_kind = tensor.dtype == other.dtype and tensor.stride() == other.stride()
+    return same_kind and torch.equal(tensor, other)

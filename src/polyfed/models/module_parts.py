@@ -15,6 +15,9 @@ def modules_of(module: nn.Module) -> list[nn.Module]:
 
 
 def _collect(module: nn.Module, found: dict[nn.Module, None]) -> None:
+    if _has_own(module, "named_modules"):
+        found |= dict.fromkeys(part for _, part in module.named_modules())
+        return
     found[module] = None
     for child in module._modules.values():
         if child is not None and child not in found:
@@ -43,11 +46,15 @@ def set_mode(module: nn.Module, *, training: bool) -> None:
     The mode is written directly, because setting an attribute of a module is slow. A module with a `train` of its own
     may keep another mode.
     """
-    attributes = module.__dict__
-    if type(module).train is not nn.Module.train or "training" not in attributes:
+    if _has_own(module, "train") or _has_own(module, "children") or "training" not in module.__dict__:
         module.train(training)
         return
-    attributes["training"] = training
+    module.__dict__["training"] = training
     for child in module._modules.values():
         if child is not None:
             set_mode(child, training=training)
+
+
+def _has_own(module: nn.Module, method: str) -> bool:
+    """Return whether a module or its class replaces a method of `nn.Module`."""
+    return method in module.__dict__ or getattr(type(module), method) is not getattr(nn.Module, method)

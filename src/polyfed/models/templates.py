@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from types import FunctionType
@@ -18,13 +19,17 @@ from polyfed.models.spec import ModelSpec, Shape
 from polyfed.models.split import SplitModel
 
 LARGEST = 1 << 20  # parameters. In larger models, random numbers take most of the time
+BUILT_FIRST = 5  # models: a recording and its check take as long as a few of them
 CONTAINERS = (dict, list, set)
+PARTS = ("_parameters", "_buffers", "_modules")  # attributes of a module that are copied with their content
 Module = TypeVar("Module", bound=nn.Module)
 
 
 def build_channels_last(spec: ModelSpec, *, shape: Shape, classes: int) -> SplitModel:
     """Build a model whose weights come from torch's default generator, in the layout that convolutions prefer."""
-    if spec.name in ARCHITECTURES and spec.exits is None:
+    usual = torch.empty(0)  # templates are for the usual device, type and mode of new tensors
+    is_usual = usual.is_cpu and usual.dtype == torch.float32 and not usual.is_inference()
+    if is_usual and spec.name in ARCHITECTURES and spec.exits is None:
         return _template(spec, tuple(shape), classes).make()
     return _build(spec, shape, classes)
 
@@ -41,15 +46,17 @@ def _template(spec: ModelSpec, shape: Shape, classes: int) -> ModelTemplate:
 
 
 class ModelTemplate:
-    """The structure and the constant values of a model, and a recording of how its random values are computed."""
+    """Makes equal models of which only the random values differ: the first ones by a constructor, then copies.
+
+    Models that are large, that a recording does not repeat, or that have parts in common with their copies, are
+    always made by the constructor.
+    """
 
     def __init__(self, constructor: Callable[[], SplitModel]) -> None:
         self._constructor = constructor
         self._built = 0  # models that the constructor made
-        self._original: SplitModel | None = None  # without memory for random values
-        self._tensors: list[Tensor] = []  # of the original
-        self._random: dict[int, Slot] = {}  # tensors with random values, by their position
-        self._recording = Recording()
+        self._original: _Original | None = None
+        self._lock = threading.Lock()
 
     @property
     def copies(self) -> bool:
@@ -57,25 +64,58 @@ class ModelTemplate:
         return self._original is not None
 
     def make(self) -> SplitModel:
-        """Return a new model. The constructor makes the first two, and the second one is recorded.
-
-        Models that are large, or that copies would not be independent of, are always made by the constructor.
-        """
-        if self._original is not None:
-            values = self._recording.repeat()
-            random = {k: values[slot] for k, slot in self._random.items()}
-            return copy_of(self._original, self._tensors, random)
-        self._built += 1
-        if self._built != 2:
-            return self._constructor()
-        with self._recording:
+        """Return a new model."""
+        with self._lock:
+            if self._original is not None:
+                return self._original.copy()
             model = self._constructor()
+            self._built += 1
+            if self._built == BUILT_FIRST and _size(model) <= LARGEST:
+                self._original = _original_of(self._constructor)
+            return model
+
+
+class _Original:
+    """A model that is copied, and a recording of how its random values are computed."""
+
+    def __init__(self, model: SplitModel, slots: Mapping[int, Slot], recording: Recording) -> None:
+        self._slots, self._recording = slots, recording  # slots of tensors with random values, by position
         tensors = tensors_of(model.modules())
-        self._random = self._recording.finish(tensors)
-        if self._recording.complete and sum(t.numel() for t in tensors) <= LARGEST and can_be_copied(model):
-            self._original = copy_of(model, tensors, {k: tensors[k].new_empty(0) for k in self._random})
-            self._tensors = tensors_of(self._original.modules())
-        return model
+        # copies have values of their own: memory for the original's is not needed
+        self._model = copy_of(model, tensors, {k: tensors[k].new_empty(0) for k in slots})
+        self._tensors = tensors_of(self._model.modules())
+
+    def copy(self) -> SplitModel:
+        values = self._recording.repeat()
+        return copy_of(self._model, self._tensors, {k: values[slot] for k, slot in self._slots.items()})
+
+
+def _original_of(constructor: Callable[[], SplitModel]) -> _Original | None:
+    """Return an original of which copies are right, or None. Torch's default generator keeps its state."""
+    generator = torch.default_generator
+    before = generator.get_state()
+    try:
+        with Recording() as recording:
+            model = constructor()
+        slots = recording.finish(tensors_of(model.modules()))
+        if not can_be_copied(model):
+            return None
+        start = generator.get_state()  # other random numbers than those of the recording
+        other = constructor()
+        end = generator.get_state()
+        generator.set_state(start)
+        tensors = tensors_of(other.modules())
+        repeats = recording.repeats(slots.values(), [tensors[k] for k in slots])
+        constants = zip(tensors_of(model.modules()), tensors, strict=True)
+        equal = all(torch.equal(one, two) for k, (one, two) in enumerate(constants) if k not in slots)
+        right = repeats and equal and torch.equal(end, generator.get_state())
+        return _Original(model, slots, recording) if right else None
+    finally:
+        generator.set_state(before)
+
+
+def _size(model: nn.Module) -> int:
+    return sum(tensor.numel() for tensor in tensors_of(model.modules()))
 
 
 def copy_of(model: Module, tensors: Sequence[Tensor], values: Mapping[int, Tensor]) -> Module:
@@ -99,26 +139,26 @@ def _copy_module(module: Module, tensors: Mapping[int, Tensor], copies: dict[int
             owned[name] = None if tensor is None else tensors[id(tensor)]  # type: ignore[assignment]
     for name, child in module._modules.items():
         if child is not None:
-            copy._modules[name] = copies.get(id(child)) or _copy_module(child, tensors, copies)
+            known = copies.get(id(child))
+            copy._modules[name] = _copy_module(child, tensors, copies) if known is None else known
     return copy
 
 
 def can_be_copied(model: nn.Module) -> bool:
-    """Return whether `copy_of` makes an independent copy: no other attribute of a module refers to a part of it."""
-    return all(
-        _is_plain(value)
-        for module in model.modules()
-        for name, value in vars(module).items()
-        if name not in ("_parameters", "_buffers", "_modules")
+    """Return whether `copy_of` makes an independent copy: attributes of modules and tensors are constants."""
+    attributes = (item for module in model.modules() for item in vars(module).items())
+    return not any(vars(tensor) for tensor in tensors_of(model.modules())) and all(
+        all(map(_is_constant, [*value, *(value.values() if isinstance(value, dict) else ())]))
+        if isinstance(value, CONTAINERS)
+        else _is_constant(value)
+        for name, value in attributes
+        if name not in PARTS
     )
 
 
-def _is_plain(value: object) -> bool:
-    """Return whether a value, or everything in a container, is a constant."""
-    if isinstance(value, dict):
-        return all(map(_is_plain, [*value.keys(), *value.values()]))
-    if isinstance(value, list | set | tuple):
-        return all(map(_is_plain, value))
+def _is_constant(value: object) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_constant, value))
     if isinstance(value, FunctionType):
-        return value.__closure__ is None
+        return not (value.__closure__ or value.__defaults__ or value.__kwdefaults__)
     return value is None or isinstance(value, bool | int | float | str | type | torch.dtype)

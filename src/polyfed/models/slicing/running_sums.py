@@ -82,7 +82,7 @@ class RunningSums:
         waiting, self._waiting, self._bytes = self._waiting, [], 0
         for name in dict.fromkeys(itertools.chain.from_iterable(waiting)):
             _add_all(self._sums[name], [terms[name] for terms in waiting if name in terms], new=name in self._new)
-        self._new.clear()
+            self._new.discard(name)
 
 
 def _new_sum(like: Tensor) -> Tensor:
