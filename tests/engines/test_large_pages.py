@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -61,6 +62,14 @@ def _sweep_process() -> Iterator[int]:
             process.kill()
 
 
+def _environment(pid: int) -> list[bytes]:
+    """Return the environment with which a process started. It is empty while the system replaces the program."""
+    end = time.monotonic() + 30
+    while not (text := Path(f"/proc/{pid}/environ").read_bytes()) and time.monotonic() < end:
+        time.sleep(0.01)
+    return text.split(b"\0")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("start", [partial(_worker, ForkServer), partial(_worker, SpawnedWorkers), _sweep_process])
 def test_processes_start_with_the_setting(
@@ -68,5 +77,5 @@ def test_processes_start_with_the_setting(
 ) -> None:
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
     with start() as pid:
-        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        environment = _environment(pid)
     assert f"GLIBC_TUNABLES={ASKED}".encode() in environment
