@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from types import FunctionType
 from typing import TypeVar
@@ -147,13 +148,16 @@ def _copy_module(module: Module, tensors: Mapping[int, Tensor], copies: dict[int
 def can_be_copied(model: nn.Module) -> bool:
     """Return whether `copy_of` makes an independent copy: attributes of modules and tensors are constants."""
     attributes = (item for module in model.modules() for item in vars(module).items())
-    return not any(vars(tensor) for tensor in tensors_of(model.modules())) and all(
-        all(map(_is_constant, [*value, *(value.values() if isinstance(value, dict) else ())]))
-        if isinstance(value, CONTAINERS)
-        else _is_constant(value)
-        for name, value in attributes
-        if name not in PARTS
-    )
+    contents = (_content(value) for name, value in attributes if name not in PARTS)
+    constant = all(map(_is_constant, itertools.chain.from_iterable(contents)))
+    return constant and not any(vars(tensor) for tensor in tensors_of(model.modules()))
+
+
+def _content(value: object) -> Iterable[object]:
+    """Return what a container holds, or the value itself."""
+    if isinstance(value, dict):
+        return [*value, *value.values()]
+    return value if isinstance(value, list | set) else [value]
 
 
 def _is_constant(value: object) -> bool:
